@@ -1,0 +1,192 @@
+"""What a run leaves behind, as plain data that pictures, checks and text read alike.
+
+Nothing here imports torch: a record can be pickled, compared, drawn and tested without running anything.
+All sizes are bytes, all times are seconds since the launch began (one clock for all ranks of a machine).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+POINT_TO_POINT = frozenset({"send", "recv"})
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in the learner's code."""
+
+    filename: str
+    line: int
+    function: str
+
+
+@dataclass(slots=True)
+class Call:
+    """One communication call of one rank: what it was, what it moved, when it began and ended.
+
+    `sent` and `received` are payload bytes of this rank. For `send` and `recv` they are exact. For a library
+    collective they are the published cost of the bandwidth-optimal algorithm (see `theory`), because what a library
+    really sends is its own affair.
+    """
+
+    rank: int
+    index: int  # 0 for the first call of this rank
+    op: str  # "send", "recv", "all_reduce", "reduce_scatter", "all_gather", "broadcast", ...
+    peer: int | None  # the other rank of a send or recv, the root of a rooted collective, else None
+    numel: int  # elements this rank handed in (send, reduce, ...) or receives (recv)
+    dtype: str
+    sent: float
+    received: float
+    issued: float
+    completed: float | None = None  # None: nobody waited for it
+    where: Where | None = None
+    group: tuple[int, ...] = ()  # global ranks that take part in a collective
+
+    @property
+    def point_to_point(self) -> bool:
+        return self.op in POINT_TO_POINT
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Messages and bytes of one rank, summed over some of its calls."""
+
+    calls: int = 0
+    sent: float = 0
+    received: float = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.calls + other.calls, self.sent + other.sent, self.received + other.received)
+
+
+@dataclass(frozen=True)
+class RankTraffic:
+    """What one rank sent and received: in all, by the other rank, and by operation."""
+
+    rank: int
+    sent: float
+    received: float
+    messages_sent: int
+    messages_received: int
+    by_peer: dict[int, Totals]  # point-to-point only: a library does not tell whom it talks to
+    by_operation: dict[str, Totals]
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """Live bytes of one rank just after they changed, split by what they are for."""
+
+    time: float
+    live: int
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+
+    @property
+    def other(self) -> int:
+        return self.live - self.parameters - self.gradients - self.optimizer
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Live bytes of one rank over time. Storages count once, however many tensors view them."""
+
+    rank: int
+    samples: list[MemorySample] = field(default_factory=list)
+    peak: int = 0
+    at_end: MemorySample = field(default_factory=lambda: MemorySample(0.0, 0))
+    cuda_peak: int | None = None  # torch.cuda.max_memory_allocated(), on GPUs
+
+
+@dataclass(frozen=True)
+class Event:
+    """A point on a rank's time line: a call was issued or completed, or the learner's code left a mark."""
+
+    time: float
+    rank: int
+    kind: str  # "issued", "completed", "mark"
+    label: str
+    call: Call | None = None
+
+
+def traffic_of(rank: int, calls: list[Call]) -> RankTraffic:
+    """Sums the calls of one rank."""
+    by_peer: dict[int, Totals] = defaultdict(Totals)
+    by_operation: dict[str, Totals] = defaultdict(Totals)
+    for call in calls:
+        totals = Totals(1, call.sent, call.received)
+        by_operation[call.op] += totals
+        if call.point_to_point and call.peer is not None:
+            by_peer[call.peer] += totals
+    return RankTraffic(
+        rank=rank,
+        sent=sum(call.sent for call in calls),
+        received=sum(call.received for call in calls),
+        messages_sent=sum(call.op == "send" for call in calls),
+        messages_received=sum(call.op == "recv" for call in calls),
+        by_peer=dict(by_peer),
+        by_operation=dict(by_operation),
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `launch` returns. Lists have one entry per rank, in rank order."""
+
+    world_size: int
+    device: str  # "cpu" or "cuda"
+    backend: str  # "gloo" or "nccl"
+    seconds: float
+    results: list
+    calls: list[list[Call]] = field(default_factory=list)
+    memory: list[RankMemory] = field(default_factory=list)
+    marks: list[list[Event]] = field(default_factory=list)
+
+    @property
+    def traffic(self) -> list[RankTraffic]:
+        return [traffic_of(rank, calls) for rank, calls in enumerate(self.calls)]
+
+    @property
+    def events(self) -> list[Event]:
+        """All ranks' events on one time line, in order."""
+        events = [mark for marks in self.marks for mark in marks]
+        for calls in self.calls:
+            for call in calls:
+                events.append(Event(call.issued, call.rank, "issued", call.op, call))
+                if call.completed is not None:
+                    events.append(Event(call.completed, call.rank, "completed", call.op, call))
+        return sorted(events, key=lambda event: event.time)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One message of a ring step: `chunk` is None when what was sent is no chunk of the watched list."""
+
+    source: int
+    destination: int
+    chunk: int | None
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RingStep:
+    """The state of all ranks after a step, and the messages that led to it.
+
+    held[rank][chunk] says what is in that chunk on that rank: a tuple with one count per rank, how many times this
+    rank's contribution has been added. (1, 0, 1, 0) is the sum of rank 0's and rank 2's data; None is something else
+    (garbage).
+    """
+
+    transfers: tuple[Transfer, ...]
+    held: tuple[tuple[tuple[int, ...] | None, ...], ...]
+    phase: str = ""  # "reduce-scatter", "all-gather", or "" when unknown
+
+
+@dataclass(frozen=True)
+class RingTrace:
+    """A ring run, step by step. steps[0] is the state before the first message and has no transfers."""
+
+    world_size: int
+    steps: tuple[RingStep, ...]
+    title: str = "ring all-reduce"
