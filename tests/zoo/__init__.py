@@ -1,0 +1,86 @@
+"""A bank of solutions that checks must reject, and of unusual ones that they must accept.
+
+One module (or a few) per lab registers small functions or classes, each written as a learner might write it:
+
+    @wrong("04.ring_all_reduce", reason="bytes", says="steps")
+    def one_step_too_many(tensor):
+        \"\"\"N steps in the first phase instead of N-1.\"\"\"
+
+    @right("04.ring_all_reduce")
+    def counter_clockwise(tensor):
+        \"\"\"Sends to the left neighbour.\"\"\"
+
+`specimens("04")` loads the modules of one lab and returns what they registered. To add a lab, name its modules in
+MODULES.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MODULES = {
+    "04": (
+        "ring_right",
+        "ring_right_more",
+        "ring_right_all_reduce",
+        "ring_wrong_reduce_scatter",
+        "ring_wrong_all_gather",
+        "ring_wrong_all_reduce",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """One solution. For a wrong one: the reason a check must give, and a regular expression its message must match."""
+
+    exercise: str
+    name: str
+    solution: Callable
+    about: str
+    reason: str = ""
+    says: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.reason)
+
+
+_registered: list[Specimen] = []
+
+
+def _register(solution: Callable, exercise: str, reason: str, says: str) -> None:
+    about = " ".join((solution.__doc__ or "").split())
+    if not about:
+        raise ValueError(f"{solution.__name__} has no docstring: say in one line what it does")
+    _registered.append(Specimen(exercise, solution.__name__, solution, about, reason, says))
+
+
+def wrong(exercise: str, *, reason: str, says: str) -> Callable:
+    """Registers a solution that the check of `exercise` must reject with `reason`, in words that match `says`."""
+
+    def decorate(solution: Callable) -> Callable:
+        _register(solution, exercise, reason, says)
+        return solution
+
+    return decorate
+
+
+def right(*exercises: str) -> Callable:
+    """Registers a solution that the checks of `exercises` must accept."""
+
+    def decorate(solution: Callable) -> Callable:
+        for exercise in exercises:
+            _register(solution, exercise, "", "")
+        return solution
+
+    return decorate
+
+
+def specimens(lab: str) -> list[Specimen]:
+    """All specimens of a lab, in the order of their modules."""
+    for module in MODULES[lab]:
+        importlib.import_module(f"{__name__}.{module}")
+    return [specimen for specimen in _registered if specimen.exercise.startswith(f"{lab}.")]
