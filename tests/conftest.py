@@ -1,0 +1,80 @@
+"""A small course of one lab, so that tests of the pipeline depend on no real lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+LAB = "90_tiny"
+SOURCE = '''# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A tiny lab
+#
+# A formula: $\\\\frac{2(N-1)}{N} n$, and a list:
+#
+# - one
+# - `two`
+
+# %% tags=["parameters"]
+WORLD_SIZE = 2
+DEVICE = "auto"
+
+# %%
+# %matplotlib inline
+print("ranks:", WORLD_SIZE)
+
+# %% tags=["export"] nbgrader={"grade": false, "grade_id": "add", "locked": false, "schema_version": 3, "solution": true, "task": false}
+import math
+
+
+def add(a, b):
+    """The sum."""
+    ### BEGIN SOLUTION
+    total_of_both = math.fsum([a, b])
+    return total_of_both
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "add-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+assert add(1, 2) == 3
+### BEGIN HIDDEN TESTS
+assert add(10, -7) == 3
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "why", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# Because the secret answer is forty-two.
+
+# %% tags=["export"]
+SCALE = 10
+
+
+def add_scaled(a, b):
+    return SCALE * add(a, b)
+
+
+# %%
+add_scaled(1, 2)
+'''.replace("\\\\", "\\")
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a course whose one lab has a source and no notebooks yet."""
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "labs").mkdir()
+    (tmp_path / "solutions" / f"{LAB}.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.setenv("SHARDLAB_HOME", str(tmp_path))
+    return tmp_path
