@@ -14,6 +14,8 @@ SOURCE = '''# ---
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -36,7 +38,7 @@ DEVICE = "auto"
 # %matplotlib inline
 print("ranks:", WORLD_SIZE)
 
-# %% tags=["export"] nbgrader={"grade": false, "grade_id": "add", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% nbgrader={"grade": false, "grade_id": "add", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 import math
 
 

@@ -23,6 +23,7 @@ from shardlab.course.release import release
 from shardlab.course.source import (
     as_node,
     fingerprint,
+    in_normal_form,
     notebook_text,
     read_notebook,
     read_source,
@@ -56,6 +57,9 @@ def build(lab: Lab, *, force: bool = False, timeout: float = 600) -> Built:
         refuse_lost_work(lab)
 
     done = []
+    if not in_normal_form(source, lab.source):
+        write(lab.source, write_source(source, lab.source))
+        done.append("source put in jupytext's own form")
     if force or existing is None or differences(source, existing) or execution_problems(existing):
         notebook = expected_solution(source)
         failed = execute(notebook, lab.home, lab.source.parent, timeout)
@@ -79,6 +83,8 @@ def check(lab: Lab) -> list[str]:
     """What is not in step, one line each; writes and executes nothing."""
     source = read_source_of(lab)
     problems = []
+    if not in_normal_form(source, lab.source):
+        problems.append(f"solutions/{lab.source.name}: not in the form that jupytext writes")
     if not lab.solution.exists():
         problems.append(f"solutions/{lab.solution.name} is missing")
     else:

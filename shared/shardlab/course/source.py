@@ -60,6 +60,14 @@ def write_source(notebook: Any, path: Path) -> str:
     return jupytext.writes(copy, fmt="py:percent")
 
 
+def in_normal_form(notebook: Any, path: Path) -> bool:
+    """Whether the source is written as jupytext itself would write it, its header aside.
+
+    If it is not, jupytext refuses to open the pair in JupyterLab when the .ipynb is the newer file.
+    """
+    return _body(path.read_text(encoding="utf-8")) == _body(write_source(notebook, path))
+
+
 def read_notebook(path: Path) -> Any:
     """An .ipynb file as a notebook. Raises UsageError when it is none."""
     nbformat = need("nbformat", "reading a notebook")
@@ -145,8 +153,14 @@ def stamped(notebook: Any) -> str | None:
 
 
 def as_node(value: dict[str, Any]) -> Any:
-    """A deep copy of plain data as a notebook node."""
-    return need("nbformat", "reading a notebook").from_dict(json.loads(json.dumps(value)))
+    """A deep copy of plain data as a notebook node, keys sorted as in a file."""
+    return need("nbformat", "reading a notebook").from_dict(json.loads(json.dumps(value, sort_keys=True)))
+
+
+def _body(text: str) -> str:
+    """A py:percent text without its header, which names the version of jupytext that wrote it."""
+    header = re.match(r"(# ---\n(#.*\n)*?# ---\n)?", text)
+    return text[header.end() :] if header else text
 
 
 def _first_line(error: Exception) -> str:
