@@ -1,0 +1,168 @@
+"""The pictures of a ring run as plain data: what is drawn and said at every step, computed once from the record.
+
+The live widget (`ring_stepper.js`) and the static picture (`ring_svg`) both draw these frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardlab.errors import UsageError
+from shardlab.records import RingStep, RingTrace
+from shardlab.widgets.colours import state_of
+from shardlab.widgets.units import bytes_text
+
+LARGEST_WORLD = 16  # more ranks than this make cells that nobody can read
+PROBLEMS_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """A message of the step: from where to where, and the two short lines of text beside the arrow."""
+
+    source: int
+    destination: int
+    chunk: int | None
+    label: str
+    size: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A chunk on a rank. counts[r] says how often rank r's data is in it, None that it is garbage."""
+
+    counts: tuple[int, ...] | None
+    state: str  # "partial", "complete", "repeated" or "garbage"
+    changed: bool  # since the step before
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One step, ready to draw. sent[r] is what rank r has sent so far, as text."""
+
+    heading: str
+    caption: str
+    arrows: tuple[Arrow, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+    sent: tuple[str, ...]
+    complete: int
+    wrong: int
+
+
+def frames_of(trace: RingTrace) -> list[Frame]:
+    """One frame per step of the trace. UsageError when the trace cannot be drawn."""
+    _validate(trace)
+    frames: list[Frame] = []
+    sent = [0] * trace.world_size
+    before: RingStep | None = None
+    for number, step in enumerate(trace.steps):
+        for transfer in step.transfers:
+            sent[transfer.source] += transfer.bytes
+        frames.append(_frame(trace, number, step, before, sent))
+        before = step
+    return frames
+
+
+def frame_data(frame: Frame) -> dict[str, Any]:
+    """A frame as the widget receives it. Counts become one string per cell ("1010"), which keeps notebooks small."""
+    data = asdict(frame)
+    data["cells"] = [
+        [{"counts": _digits(cell.counts), "state": cell.state, "changed": cell.changed} for cell in row]
+        for row in frame.cells
+    ]
+    return data
+
+
+def _digits(counts: tuple[int, ...] | None) -> str:
+    # A count above 9 is as wrong as 9 and drawn alike, a negative one too.
+    return "" if counts is None else "".join(str(count) if 0 <= count <= 9 else "9" for count in counts)
+
+
+def _validate(trace: RingTrace) -> None:
+    if not 1 <= trace.world_size <= LARGEST_WORLD:
+        raise UsageError(
+            f"show: a ring of {trace.world_size} ranks; the picture is readable for 1 to {LARGEST_WORLD}. "
+            "Trace the same code on fewer ranks: the pattern is the same."
+        )
+    if not trace.steps:
+        raise UsageError("show: this trace has no steps, so there is nothing to draw. Was the traced function called?")
+    chunks = {len(row) for step in trace.steps for row in step.held}
+    ranks = {len(step.held) for step in trace.steps}
+    if ranks != {trace.world_size} or len(chunks) != 1:
+        raise UsageError(
+            f"show: the steps hold {sorted(ranks)} ranks with {sorted(chunks)} chunks, "
+            f"expected {trace.world_size} ranks with the same number of chunks everywhere."
+        )
+
+
+def _frame(trace: RingTrace, number: int, step: RingStep, before: RingStep | None, sent: list[int]) -> Frame:
+    cells = tuple(
+        tuple(
+            Cell(counts, state_of(counts).name, before is not None and counts != before.held[rank][chunk])
+            for chunk, counts in enumerate(row)
+        )
+        for rank, row in enumerate(step.held)
+    )
+    states = [cell.state for row in cells for cell in row]
+    complete = states.count("complete")
+    wrong = states.count("repeated") + states.count("garbage")
+    last = len(trace.steps) - 1
+    phase = f", {step.phase}" if step.phase else ""
+    heading = f"Step {number} of {last}{phase}" if number else "Before the first message"
+    caption = f"{heading}: {_messages(step)} {_summary(step, complete, len(states))}"
+    arrows = tuple(
+        Arrow(
+            transfer.source,
+            transfer.destination,
+            transfer.chunk,
+            "no known chunk" if transfer.chunk is None else f"chunk {transfer.chunk}",
+            bytes_text(transfer.bytes),
+        )
+        for transfer in step.transfers
+    )
+    return Frame(heading, caption, arrows, cells, tuple(map(bytes_text, sent)), complete, wrong)
+
+
+def _messages(step: RingStep) -> str:
+    if step.transfers:
+        sentences = (
+            f"rank {t.source} sends {'data that is no known chunk' if t.chunk is None else f'chunk {t.chunk}'} "
+            f"({bytes_text(t.bytes)}) to rank {t.destination}"
+            for t in step.transfers
+        )
+        return "; ".join(sentences) + "."
+    if _everyone_has_only_their_own(step):
+        return "every rank has its own data in every chunk."
+    return "no messages."
+
+
+def _everyone_has_only_their_own(step: RingStep) -> bool:
+    return all(
+        counts == tuple(int(other == rank) for other in range(len(step.held)))
+        for rank, row in enumerate(step.held)
+        for counts in row
+    )
+
+
+def _summary(step: RingStep, complete: int, total: int) -> str:
+    problems = [
+        problem
+        for rank, row in enumerate(step.held)
+        for chunk, counts in enumerate(row)
+        for problem in _problems(rank, chunk, counts)
+    ]
+    named = "; ".join(problems[:PROBLEMS_NAMED])
+    more = f"; and {len(problems) - PROBLEMS_NAMED} more" if len(problems) > PROBLEMS_NAMED else ""
+    verdict = f"{complete} of {total} chunks {'is' if complete == 1 else 'are'} complete."
+    return f"{verdict} Wrong: {named}{more}." if problems else verdict
+
+
+def _problems(rank: int, chunk: int, counts: tuple[int, ...] | None) -> list[str]:
+    if counts is None or not any(counts):
+        return [f"chunk {chunk} on rank {rank} is garbage"]
+    return [
+        f"chunk {chunk} on rank {rank} has rank {source}'s data {count} times"
+        for source, count in enumerate(counts)
+        if count not in (0, 1)
+    ]

@@ -1,0 +1,136 @@
+"""The static picture of a ring run: a few steps side by side, as SVG made without a browser.
+
+It must survive strict sanitizers (GitHub's), so it has no <style>, no ids, no clip paths: only shapes with attributes.
+All shapes of a kind in a panel are one path, which keeps the picture small. The background is opaque and light, so it
+reads the same in a dark theme.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from html import escape
+
+from shardlab.records import RingTrace
+from shardlab.widgets.colours import DONE, WRONG, rank_look
+from shardlab.widgets.ring_frames import Cell, Frame, frames_of
+
+SEGMENT, HEIGHT, GAP = 7, 12, 4  # a rank's share of a cell, the cell's height, space between cells
+LEFT, TOP, MARGIN, WIDEST = 26, 46, 12, 960
+PANELS = (8, 4, 3, 2)  # the most that keeps the picture small is taken
+LARGEST = 38_000  # bytes
+DETAILED_WORLD = 8  # beyond, a cell shows how much of the sum is there, not whose
+INK, DIM, LINE, PAGE = "#111111", "#595959", "#767676", "#FFFFFF"
+FONT = 'font-family="sans-serif"'
+
+
+def ring_svg(trace: RingTrace, frames: list[Frame] | None = None) -> str:
+    """SVG text, under 40 kB for every trace that can be drawn. UsageError as in `frames_of`."""
+    frames = frames if frames is not None else frames_of(trace)
+    for most in PANELS:
+        picture = _picture(trace.title, frames, _chosen(len(frames), most))
+        if len(picture.encode()) <= LARGEST:
+            break
+    return picture
+
+
+def _chosen(steps: int, most: int) -> list[int]:
+    """Which steps to draw: the first, the last, and others evenly between."""
+    return sorted({round(i * (steps - 1) / (most - 1)) for i in range(most)})
+
+
+def _picture(title: str, frames: list[Frame], chosen: list[int]) -> str:
+    world_size, columns = len(frames[0].cells), len(frames[0].cells[0])
+    cell_width = SEGMENT * min(world_size, DETAILED_WORLD) + 5
+    panel_width = max(LEFT + columns * (cell_width + GAP) + MARGIN, 150)
+    panel_height = TOP + world_size * (HEIGHT + GAP + 2) + MARGIN
+    in_row = max(1, min(len(chosen), WIDEST // panel_width))
+    lines = -(-len(chosen) // in_row)
+    width, height = max(in_row * panel_width + MARGIN, 560), 28 + lines * panel_height + 20
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape(frames[-1].caption)}">',
+        f'<rect width="{width}" height="{height}" fill="{PAGE}"/>',
+        _text(MARGIN, 20, title, 14, INK, weight="bold"),
+    ]
+    for place, number in enumerate(chosen):
+        x, y = MARGIN + place % in_row * panel_width, 28 + place // in_row * panel_height
+        parts += _panel(frames[number], number, x, y, cell_width)
+    legend = "A block in rank r's colour: rank r's data is in the chunk. ✓ complete, × added more than once, ? garbage"
+    parts += [_text(MARGIN, height - 8, legend, 10, DIM), "</svg>"]
+    return "".join(parts)
+
+
+def _panel(frame: Frame, number: int, x: int, y: int, cell_width: int) -> list[str]:
+    world_size = len(frame.cells)
+    phase = frame.heading.partition(", ")[2]
+    messages = f"{len(frame.arrows)} message{'s' if len(frame.arrows) != 1 else ''}" if number else ""
+    sub = ", ".join(filter(None, [phase, messages]))
+    parts = [_text(x, y + 16, f"step {number}" if number else "before", 12, INK, weight="bold")]
+    parts += [_text(x, y + 30, sub, 10, DIM)] if sub else []
+    paths: dict[tuple[str, str], list[str]] = defaultdict(list)  # (fill, stroke attributes) -> pieces of one path
+    signs: list[str] = []
+    for rank, row in enumerate(frame.cells):
+        look = rank_look(rank)
+        top = y + TOP + rank * (HEIGHT + GAP + 2)
+        parts.append(f'<rect x="{x}" y="{top}" width="18" height="{HEIGHT}" rx="3" fill="{look.fill}"/>')
+        parts.append(_text(x + 9, top + 9.5, str(rank), 10, look.text, anchor="middle"))
+        for chunk, cell in enumerate(row):
+            left = x + LEFT + chunk * (cell_width + GAP)
+            if rank == 0:
+                parts.append(_text(left + cell_width / 2, top - 4, str(chunk), 9, DIM, anchor="middle"))
+            _draw_cell(cell, left, top, cell_width, world_size, paths, signs)
+    parts += [f'<path d="{"".join(pieces)}" fill="{fill}"{stroke}/>' for (fill, stroke), pieces in paths.items()]
+    if signs:
+        spans = "".join(signs)
+        parts.append(
+            f'<text {FONT} font-size="10" fill="#FFFFFF" text-anchor="middle" font-weight="bold">{spans}</text>'
+        )
+    return parts
+
+
+def _draw_cell(
+    cell: Cell,
+    left: int,
+    top: int,
+    width: int,
+    world_size: int,
+    paths: dict[tuple[str, str], list[str]],
+    signs: list[str],
+) -> None:
+    def box(at: int, wide: int, grow: int = 0) -> str:
+        return f"M{at - grow} {top - grow}h{wide + 2 * grow}v{HEIGHT + 2 * grow}h-{wide + 2 * grow}z"
+
+    counts = cell.counts or ()
+    if world_size <= DETAILED_WORLD:
+        for source, count in enumerate(counts):
+            if count:
+                paths[rank_look(source).fill, ""].append(box(left + 1 + source * SEGMENT, SEGMENT - 1))
+    elif any(counts):
+        share = round((width - 2) * sum(count > 0 for count in counts) / world_size)
+        paths["#9CC3DE", ""].append(box(left + 1, share))
+    middle = left + width // 2
+    if cell.state == "complete":
+        paths["none", _stroke(DONE, 2)].append(box(left, width - 1, 1))
+        check = f"M{middle - 5} {top + 6}l4 4l7 -9"
+        paths["none", _stroke("#FFFFFF", 5)].append(check)
+        paths["none", _stroke(DONE, 2.5)].append(check)
+    elif cell.state == "partial":
+        paths["none", _stroke(INK if cell.changed else LINE, 2 if cell.changed else 0.7)].append(box(left, width - 1))
+    else:
+        hatch = "".join(f"M{left + i} {top + HEIGHT}l7 -{HEIGHT}" for i in range(0, width - 7, 9))
+        paths["none", _stroke(WRONG, 1.2)].append(hatch)
+        paths["none", _stroke(WRONG, 2.5)].append(box(left, width - 1, 1))
+        sign = "?" if cell.state == "garbage" else f"×{max(counts)}"
+        paths[WRONG, ""].append(f"M{middle - 8} {top}h16v{HEIGHT}h-16z")
+        signs.append(f'<tspan x="{middle}" y="{top + 10}">{sign}</tspan>')
+
+
+def _stroke(colour: str, width: float) -> str:
+    return f' stroke="{colour}" stroke-width="{width}"'
+
+
+def _text(x: float, y: float, text: str, size: int, fill: str, anchor: str = "start", weight: str = "normal") -> str:
+    return (
+        f'<text x="{x:g}" y="{y:g}" {FONT} font-size="{size}" fill="{fill}" text-anchor="{anchor}" '
+        f'font-weight="{weight}">{escape(text)}</text>'
+    )
