@@ -1,0 +1,35 @@
+"""ShardLab: data-parallel training, built by hand and measured."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import theory as theory
+    from .checks import check as check
+    from .course import reuse as reuse
+    from .runtime import device as device
+    from .runtime import launch as launch
+    from .widgets import predict as predict
+    from .widgets import show as show
+
+# Loaded on first use, so that the command line and a rank load only what they need.
+_HOMES = {
+    "launch": "runtime",
+    "device": "runtime",
+    "check": "checks",
+    "show": "widgets",
+    "predict": "widgets",
+    "reuse": "course",
+}
+
+__all__ = ["check", "device", "launch", "predict", "reuse", "show", "theory"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "theory":
+        return importlib.import_module(".theory", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardlab' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

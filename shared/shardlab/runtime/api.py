@@ -1,0 +1,125 @@
+"""`launch`: run a function on N ranks and bring back what it returned and what was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..records import Run
+from . import processes, report
+from .arguments import Backend, checked, choose_backend, explain_pickling
+from .board import Board
+from .door import Door
+from .job import Job, Outcome, dump, load
+from .monitor import Monitor
+from .relay import Relay
+
+LONGEST_SOCKET_PATH = 90  # bytes; systems allow about 104
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int = 2,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    device: str = "auto",
+    timeout: float = 60.0,
+    meter: bool = True,
+    slow_sends: Collection[int] = (),
+) -> Run:
+    """Runs `fn(*args, **kwargs)` on `world_size` processes with torch.distributed initialised.
+
+    fn travels by value, so it may be defined in a notebook's cell and use names from other cells. Each launch gets
+    fresh processes: nothing leaks from one to the next. What ranks print appears here, with the rank in front.
+
+    device: "auto" (one GPU per rank with NCCL when there are enough, else the CPU with gloo), "cpu" or "cuda".
+    timeout: seconds that may pass without progress of any rank; a deadlock is found without waiting for it.
+    meter: False leaves out run.calls, run.traffic, run.events and run.memory, and their cost.
+    slow_sends: ranks whose messages complete as late as they may (see meters/held.py), to find missing waits.
+
+    Raises UsageError for arguments that cannot work, and LaunchError, which names the cause, when a rank raises, exits,
+    dies, deadlocks or makes no progress. No process is left behind in any case.
+    """
+    call = checked(fn, world_size, args, kwargs, device, timeout, slow_sends)
+    backend = choose_backend(device, world_size)
+    with _folder() as folder:
+        door = Door(folder, most_waiting=4 * world_size)
+        began = time.monotonic()
+        job = Job(
+            folder=str(folder),
+            address=door.address,
+            world_size=world_size,
+            device=backend.device,
+            backend=backend.name,
+            began=began,
+            meter=meter,
+            slow=frozenset(slow_sends),
+            threads=max(1, (os.cpu_count() or 1) // world_size),
+            working_directory=os.getcwd(),
+        )
+        try:
+            dump(call, job.function_file)
+        except Exception as error:
+            door.close()
+            raise explain_pickling(call, error) from None
+        outcomes = _run(job, door, timeout)
+    return _run_record(job, backend, outcomes, time.monotonic() - began)
+
+
+def _run(job: Job, door: Door, timeout: float) -> list[Outcome]:
+    board = Board.create(job.board_file, job.world_size)
+    relay = Relay(job.world_size)
+    ranks: list[Any] = []
+    monitor = None
+    try:
+        ranks = processes.start(job)
+        monitor = Monitor(board, ranks, door, relay, timeout, job.began)
+        faults = monitor.watch()
+        if not faults:
+            monitor.let_go()
+        monitor.drain()
+    except KeyboardInterrupt:
+        raise report.interrupted([board.read(rank) for rank in range(job.world_size)]) from None
+    finally:
+        processes.end(ranks)
+        if monitor is not None:
+            monitor.close()
+        door.close()
+        relay.close()
+        board.close()
+    if faults:
+        raise report.error_of(faults, relay, timeout)
+    return [load(job.result_file(rank)) for rank in range(job.world_size)]
+
+
+def _run_record(job: Job, backend: Backend, outcomes: list[Outcome], seconds: float) -> Run:
+    return Run(
+        world_size=job.world_size,
+        device=backend.device,
+        backend=backend.name,
+        seconds=seconds,
+        results=[outcome.result for outcome in outcomes],
+        calls=[outcome.calls for outcome in outcomes],
+        memory=[outcome.memory for outcome in outcomes if outcome.memory is not None],
+        marks=[outcome.marks for outcome in outcomes],
+    )
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A private folder for the files of one launch, removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
+    if len(str(folder)) > LONGEST_SOCKET_PATH:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="shardlab-", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

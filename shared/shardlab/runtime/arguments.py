@@ -1,0 +1,123 @@
+"""Checks what launch was given, and says what is wrong with it in one line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from ..errors import UsageError
+from ..meters import inside_rank
+
+Call = tuple[Callable[..., Any], tuple, dict[str, Any]]
+MOST_RANKS = 512
+
+
+@dataclass(frozen=True)
+class Backend:
+    """device: "cpu" or "cuda". name: "gloo" or "nccl". why: the reason, in plain words."""
+
+    device: str
+    name: str
+    why: str
+
+
+_said: list[str] = []  # choices of "auto" that were told already: each is told once
+
+
+def choose_backend(device: str, world_size: int, quiet: bool = False) -> Backend:
+    """NCCL with one GPU per rank when device is "cuda", or "auto" and there are enough GPUs; else gloo on the CPU."""
+    gpus = torch.cuda.device_count()
+    has_nccl = dist.is_nccl_available()
+    if device == "cuda" and (gpus < world_size or not has_nccl):
+        reason = f"this machine has {gpus}" if gpus < world_size else "this torch was built without NCCL"
+        raise UsageError(f'{world_size} ranks on device="cuda" need {world_size} GPUs and NCCL; {reason}. Try "auto".')
+    if device == "cuda" or (device == "auto" and has_nccl and gpus >= world_size):
+        chosen = Backend("cuda", "nccl", f"one GPU per rank, {gpus} found")
+    elif device == "cpu":
+        chosen = Backend("cpu", "gloo", "as asked")
+    elif gpus:
+        chosen = Backend("cpu", "gloo", f"{world_size} ranks need a GPU each, {gpus} found")
+    else:
+        chosen = Backend("cpu", "gloo", "no GPU found")
+    if device == "auto" and not quiet and chosen.why not in _said:
+        _said.append(chosen.why)
+        place = "on GPUs" if chosen.device == "cuda" else "on the CPU"
+        print(f"ShardLab runs the ranks {place}, backend {chosen.name} ({chosen.why}).")
+    return chosen
+
+
+def checked(
+    fn: Any, world_size: Any, args: Any, kwargs: Any, device: Any, timeout: Any, slow_sends: Collection[Any]
+) -> Call:
+    """The call that each rank will make. Raises UsageError naming the argument that cannot be used."""
+    if inside_rank():
+        raise UsageError("launch was called inside a rank. A rank is one process; only the notebook starts ranks.")
+    if not callable(fn):
+        raise UsageError(f"launch needs a function to run on every rank, got {_described(fn)}.")
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise UsageError(f"world_size is the number of ranks, a whole number such as 4; got {_described(world_size)}.")
+    if not 1 <= world_size <= MOST_RANKS:
+        raise UsageError(f"world_size is the number of ranks, from 1 to {MOST_RANKS}; got {world_size}.")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise UsageError(f"args is a tuple of the function's arguments, such as (x,); got {_described(args)}.")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise UsageError(f"kwargs is a dictionary of the function's named arguments; got {_described(kwargs)}.")
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f'device is "auto", "cpu" or "cuda"; got {_described(device)}.')
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise UsageError(f"timeout is a number of seconds above 0; got {_described(timeout)}.")
+    strangers = [rank for rank in slow_sends if rank not in range(world_size)]
+    if strangers:
+        raise UsageError(f"slow_sends names ranks from 0 to {world_size - 1}; got {strangers[0]!r}.")
+    call = (fn, tuple(args), dict(kwargs or {}))
+    _check_signature(*call)
+    return call
+
+
+def _check_signature(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # built-in functions may have none
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", "the function")
+        given = f"{len(args)} argument{'' if len(args) == 1 else 's'}"
+        raise UsageError(f"{name}{signature} cannot be called with {given} ({error}). See args=(...).") from None
+
+
+def _described(value: Any) -> str:
+    return f"{value!r:.60} ({type(value).__name__})"
+
+
+def explain_pickling(call: Call, error: Exception) -> UsageError:
+    """Names what in the call cannot travel to another process, and what to do instead."""
+    fn, args, kwargs = call
+    suspects = {f"argument {position}": value for position, value in enumerate(args)}
+    suspects |= {f"argument {name!r}": value for name, value in kwargs.items()}
+    if inspect.isfunction(fn):
+        used = inspect.getclosurevars(fn)
+        suspects |= {f"{name!r}": value for name, value in {**used.globals, **used.nonlocals}.items()}
+    for name, value in suspects.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as cause:
+            return UsageError(
+                f"{name}, a {type(value).__name__}, cannot be sent to the ranks ({cause}). {_advice(value)}"
+            )
+    return UsageError(f"The function cannot be sent to the ranks ({error}). Create what it uses inside it.")
+
+
+def _advice(value: Any) -> str:
+    if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+        return "A DDP-wrapped model belongs to the process that wrapped it. Wrap the model inside the function."
+    if isinstance(value, dist.ProcessGroup):
+        return "A process group belongs to one process. Each rank has its own: use it inside the function."
+    return "Create it inside the function, so that each rank makes its own."

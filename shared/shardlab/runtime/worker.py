@@ -1,0 +1,131 @@
+"""A rank: the process in which the learner's function runs."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection, wait
+
+import torch
+import torch.distributed as dist
+
+from ..meters import Instruments
+from . import board
+from .door import knock
+from .job import Failure, Frame, Job, Outcome, dump, load
+
+FOREVER = datetime.timedelta(days=7)  # the launcher decides what is too long, not the backend
+
+
+def main(rank: int, job: Job) -> None:
+    """Runs the job's function as rank `rank` and reports. Never returns: the process ends here."""
+    _die_with_the_launcher()
+    _own_session()
+    control = knock(job.address)
+    control.send((rank, "control"))
+    if hasattr(os, "fork"):
+        _send_output_to(job, rank)
+    statuses = board.Board(job.board_file, job.world_size)
+    writer = board.Writer(statuses, rank)
+    try:
+        os.chdir(job.working_directory)
+        message = _work(rank, job, writer)
+    except BaseException as error:  # whatever it is, it is the learner's to read
+        message = _failure(rank, job, error)
+    _finish(control, message)
+
+
+def _work(rank: int, job: Job, writer: board.Writer) -> tuple:
+    torch.set_num_threads(job.threads)
+    if job.device == "cuda":
+        torch.cuda.set_device(rank)
+    store = dist.FileStore(str(job.store_file), job.world_size)
+    dist.init_process_group(
+        job.backend,
+        store=store,
+        rank=rank,
+        world_size=job.world_size,
+        timeout=FOREVER,
+        device_id=torch.device("cuda", rank) if job.device == "cuda" else None,
+    )
+    fn, args, kwargs = load(job.function_file)
+    instruments = Instruments(rank, job.began, writer, meter=job.meter, slow=rank in job.slow)
+    writer.running()
+    with instruments.on():
+        result = fn(*args, **kwargs)
+    writer.finished()
+    outcome = Outcome(result, instruments.tap.calls, instruments.memory_report(), instruments.marks)
+    try:
+        dump(outcome, job.result_file(rank))
+    except Exception as error:
+        raise TypeError(
+            f"the function returned a {type(result).__name__}, which cannot be sent back to the notebook ({error}). "
+            "Return numbers, strings, tensors, or lists and dictionaries of these."
+        ) from None
+    return ("finished", rank)
+
+
+def _finish(control: Connection, message: tuple | Failure) -> None:
+    """Reports, then stays until the launcher lets go: a rank that left early would break the others' connections."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    control.send(message)
+    try:
+        control.recv()
+    except EOFError:
+        pass
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(0)  # without atexit: tearing down a process group with unfinished operations can hang
+
+
+def _failure(rank: int, job: Job, error: BaseException) -> Failure:
+    kind, text = "raised", str(error)
+    if isinstance(error, SystemExit):
+        kind, text = "exited", str(0 if error.code is None else error.code)
+    frames = tuple(
+        Frame(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)
+    )
+    causes = ""
+    if error.__cause__ is not None:
+        causes = "".join(traceback.format_exception_only(error.__cause__)).strip()
+    return Failure(rank, kind, time.monotonic() - job.began, type(error).__name__, text, frames, causes)
+
+
+def _die_with_the_launcher() -> None:
+    """The rank's parent process is the forkserver, so a launcher's death must be watched for."""
+    launcher = multiprocessing.parent_process()
+    if launcher is None:
+        return
+
+    def watch() -> None:
+        wait([launcher.sentinel])
+        if hasattr(os, "killpg"):
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
+
+
+def _own_session() -> None:
+    """A session of its own: an interrupt of the kernel reaches the launcher alone, and all descendants end together."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _send_output_to(job: Job, rank: int) -> None:
+    """Gives descriptors 1 and 2 to the launcher. Python's stderr (warnings) is for the learner, so it joins stdout."""
+    for channel, descriptor in (("stdout", 1), ("stderr", 2)):
+        connection = knock(job.address)
+        connection.send((rank, channel))
+        os.dup2(connection.fileno(), descriptor)
+        connection.close()
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
