@@ -1,0 +1,115 @@
+"""Lab 04: which calls a ring makes, what its busiest rank sends, and whom it talks to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import CheckFailed
+from ..records import Call
+from ..theory import format_bytes
+from .observe import Trial, line_of
+from .ring_cases import ChunksCase, TensorCase
+from .trial import Case, Observation
+
+HARMLESS_BYTES = 64  # a collective up to this size carries a flag, not the tensor
+LARGE_ENOUGH = 400  # elements a chunk from which bytes are judged: below, rounding could hide a step
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One rank's messages in one case. largest: elements of the largest message."""
+
+    bytes: int
+    received: int
+    messages: int
+    largest: int
+
+
+def traffic_of(calls: Sequence[Call]) -> Traffic:
+    sends = [call for call in calls if call.op == "send"]
+    return Traffic(
+        bytes=int(sum(call.sent for call in calls)),
+        received=int(sum(call.received for call in calls)),
+        messages=len(sends),
+        largest=max((call.numel for call in sends), default=0),
+    )
+
+
+def sent_by_busiest(seen: Sequence[Observation]) -> Traffic:
+    return max((traffic_of(one.calls) for one in seen), key=lambda traffic: traffic.bytes)
+
+
+def judge_calls(trial: Trial, index: int, seen: Sequence[Observation]) -> None:
+    """Raises CheckFailed("calls") when a collective of the library carries the data."""
+    for rank, one in enumerate(seen):
+        for call in one.calls:
+            if not call.point_to_point and max(call.sent, call.received) > HARMLESS_BYTES:
+                moved = format_bytes(max(call.sent, call.received))
+                raise CheckFailed(
+                    trial.exercise,
+                    "calls",
+                    f"{trial.at(rank, index)}: the library's {call.op} moves {moved}",
+                    "send and recv (isend, irecv) only; barriers and flags are fine",
+                    line_of(call),
+                )
+
+
+def judge_traffic(trial: Trial, case: Case, index: int, seen: Sequence[Observation], phases: int) -> None:
+    """Raises CheckFailed("bytes") when a rank sends or receives too much, ("calls") when it talks to a stranger."""
+    if trial.world_size == 1:
+        return
+    _judge_bytes(trial, case, index, [traffic_of(one.calls) for one in seen], phases)
+    n = trial.world_size
+    for rank, one in enumerate(seen):
+        neighbours = {(rank - 1) % n, (rank + 1) % n}
+        for call in one.calls:
+            if call.op == "send" and call.peer not in neighbours:
+                raise CheckFailed(
+                    trial.exercise,
+                    "calls",
+                    f"{trial.at(rank, index)}: it sends to rank {call.peer}",
+                    f"in a ring a rank talks to its two neighbours only, here {min(neighbours)} and {max(neighbours)}",
+                    line_of(call),
+                )
+
+
+def most_elements(case: Case, n: int, phases: int, messages: int) -> int:
+    """The most that a rank may send in a case that is large enough, in elements.
+
+    Chunks of given sizes: all but one are sent. A tensor: N-1 chunks of ceil(n/N) a phase, which is (N-1)/N n when N
+    divides n, and padding to a multiple of N otherwise; then one element more for every message more than N-1 a phase,
+    since pieces are rounded too.
+    """
+    if isinstance(case, ChunksCase):
+        return sum(case.sizes) - min(case.sizes)
+    assert isinstance(case, TensorCase)
+    plain = phases * (n - 1)
+    rounding = max(0, messages - plain) if case.count % n else 0
+    return plain * -(-case.count // n) + rounding
+
+
+def _judge_bytes(trial: Trial, case: Case, index: int, traffic: list[Traffic], phases: int) -> None:
+    n = trial.world_size
+    assert isinstance(case, (ChunksCase, TensorCase))
+    elements = sum(case.sizes) if isinstance(case, ChunksCase) else case.count
+    if elements < LARGE_ENOUGH * n:
+        return
+    busiest = max(range(n), key=lambda rank: max(traffic[rank].bytes, traffic[rank].received))
+    most = most_elements(case, n, phases, traffic[busiest].messages) * case.data.dtype.itemsize
+    it = traffic[busiest]
+    if max(it.bytes, it.received) <= most:
+        return
+    verb, moved = ("sent", it.bytes) if it.bytes > most else ("received", it.received)
+    formula = f"{'2' if phases == 2 else ''}(N-1)/N n = {most:,} bytes in {phases * (n - 1)} messages"
+    said = f"rank {busiest} {verb} {moved:,} bytes" + (f" in {it.messages} messages" if verb == "sent" else "")
+    totals = [traffic[rank].bytes + traffic[rank].received for rank in range(n)]
+    if max(totals) > 1.2 * min(totals) or verb == "received":
+        least = min(range(n), key=totals.__getitem__)
+        said += f", rank {least} {traffic[least].bytes if verb == 'sent' else traffic[least].received:,} bytes"
+        look = "the busiest rank counts: in a ring all ranks send and receive alike"
+    elif it.largest >= elements:
+        look = "what a step sends: one chunk, not the whole tensor"
+    else:
+        look = "how many steps a phase takes (N-1, not N), and what each step sends (one chunk)"
+    raise CheckFailed(trial.exercise, "bytes", f"N = {n}, {case.name}: {said}", f"at most {formula}", look)

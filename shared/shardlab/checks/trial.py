@@ -1,0 +1,194 @@
+"""Inside a rank: runs a solution on one case after the other and writes down, case by case, what was seen.
+
+What is written to a file survives a rank that hangs, dies or raises in a later case, so a fault is put down to the case
+in which it happened, and an earlier fault is not hidden by a later crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import pickle
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+
+from ..meters import on_call
+from ..records import Call, Where
+
+_NOT_THE_LEARNERS = (torch.__path__[0], str(Path(__file__).parents[1]), "<frozen")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with the values on one rank, in a learner's words: what was seen, expected, and where to look."""
+
+    seen: str
+    expected: str = ""
+    look: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """digest: a hash of all values that count. Equal digests mean that two runs gave the same, bit for bit.
+
+    unusable: NaN, or an integer type's largest value, stands where a number should be: what memory holds in a trial
+    before anything has arrived.
+    """
+
+    finding: Finding | None
+    digest: str
+    unusable: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One rank's part of a case. judge(returned value) looks at the values; spoil() overwrites all that was handed in."""
+
+    args: tuple
+    judge: Callable[[Any], Judged]
+    spoil: Callable[[], None]
+
+
+class Case(Protocol):
+    """A case is sent to every rank, so it must pickle; `prepare` runs there. name: "9 elements, float64"."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, rank: int, world_size: int) -> Prepared: ...
+
+
+@dataclass(frozen=True)
+class Begun:
+    case: int
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A call of the case that is running, noted before it was issued."""
+
+    op: str
+    peer: int | None
+    where: Where | None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """own: the exception was raised in the learner's code itself, not in something it called."""
+
+    case: int
+    type: str
+    message: str
+    where: Where | None
+    own: bool
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One rank's view of one case that came to its end. calls: in order, with `completed` None if nobody waited."""
+
+    case: int
+    judged: Judged
+    calls: list[Call] = field(default_factory=list)
+
+
+def run_trial(folder: str, solution: Callable, cases: Sequence[Case], copy_sends: bool) -> None:
+    """What a check launches. The notes of rank r go to folder/r, one pickle after the other.
+
+    copy_sends: every send gets a copy of its buffer, so that a buffer which is changed too early does no harm. The
+    difference to a run without it shows whether the solution depends on that. What the solution prints is not shown:
+    it would be printed once per case and rank.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    # Fresh memory holds NaN (or the largest integer) instead of chance values: the same fault gives the same result.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    if copy_sends:
+        _copy_what_is_sent()
+    quiet = io.StringIO()
+    with (
+        (Path(folder) / str(rank)).open("wb", buffering=0) as file,
+        contextlib.redirect_stdout(quiet),
+        contextlib.redirect_stderr(quiet),
+    ):
+        for index, case in enumerate(cases):
+            _note(file, Begun(index))
+            _note(file, _run_case(file, index, case.prepare(rank, world_size), solution))
+            dist.barrier()
+
+
+def _run_case(file: Any, index: int, prepared: Prepared, solution: Callable) -> Observation:
+    calls: list[Call] = []
+
+    def issued(call: Call, tensor: torch.Tensor | None) -> None:
+        calls.append(call)
+        _note(file, Issued(call.op, call.peer, call.where))
+
+    try:
+        with on_call(issued):
+            returned = solution(*prepared.args)
+    except BaseException as error:
+        _note(file, _raised(index, error))
+        raise
+    judged = prepared.judge(returned)
+    # A send that is still going on would now send this.
+    prepared.spoil()
+    return Observation(index, judged, calls)
+
+
+def _raised(index: int, error: BaseException) -> Raised:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_LEARNERS)]
+    where = Where(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
+    return Raised(index, type(error).__name__, str(error), where, bool(own) and own[-1] is frames[-1])
+
+
+def _note(file: Any, note: Any) -> None:
+    file.write(pickle.dumps(note))
+
+
+def read_notes(folder: str, rank: int) -> list[Any]:
+    """What a rank has written, up to where it stopped."""
+    notes: list[Any] = []
+    path = Path(folder) / str(rank)
+    if path.exists():
+        with path.open("rb") as file:
+            while True:
+                try:
+                    notes.append(pickle.load(file))
+                except (EOFError, pickle.UnpicklingError):
+                    break
+    return notes
+
+
+def _copy_what_is_sent() -> None:
+    send = ProcessGroup.send
+    copies = []
+
+    def send_copy(group: ProcessGroup, tensors: list[torch.Tensor], *args: Any) -> Any:
+        copies.append([tensor.clone() for tensor in tensors])
+        return send(group, copies[-1], *args)
+
+    ProcessGroup.send = send_copy  # type: ignore[method-assign]
+
+
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
+    """A hash of the tensors' values, bit for bit."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def unusable(tensor: torch.Tensor) -> bool:
+    """Whether the tensor holds what memory holds before anything has arrived: NaN, or the largest integer."""
+    if tensor.dtype.is_floating_point:
+        return bool(tensor.isnan().any())
+    return bool((tensor == torch.iinfo(tensor.dtype).max).any())
