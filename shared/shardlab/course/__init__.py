@@ -1,4 +1,7 @@
 """The course as files: find labs, build notebooks from their sources, run them, reuse their code, command line.
 
-Nothing is imported here, so that the command line starts fast and a learner needs none of an author's tools.
+Only `reuse`, which a learner calls, is imported here: the command line starts fast, and nobody needs an author's tools
+before building.
 """
+
+from shardlab.course.exports import reuse as reuse

@@ -150,7 +150,7 @@ def smoke_run() -> Finding:
         return Finding(what, "not tried without PyTorch")
     began = time.monotonic()
     try:
-        launch = importlib.import_module("shardlab.launch").launch
+        launch = importlib.import_module("shardlab").launch
         run = launch(_add_up, world_size=2, device="auto", timeout=60)
     except ShardLabError as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]

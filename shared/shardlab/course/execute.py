@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,19 @@ class Failure:
         return f"cell {self.cell} ({self.code}): {self.error}" if self.cell else self.error
 
 
-def time_left(seconds: float) -> Callable[[Any], int]:
+class TimeLimit:
     """nbclient limits each cell, this limits them all: a cell gets what the notebook's `seconds` have left, at least 1.
 
-    To be given to nbclient as `timeout_func`.
+    To be given to nbclient as `timeout_func`; it knows the cell that was begun last.
     """
-    end = time.monotonic() + seconds
-    return lambda cell: max(1, round(end - time.monotonic()))
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.end = seconds, time.monotonic() + seconds
+        self.cell: Any = None
+
+    def __call__(self, cell: Any) -> int:
+        self.cell = cell
+        return max(1, round(self.end - time.monotonic()))
 
 
 def execute(notebook: Any, home: Path, folder: Path, timeout: float) -> Failure | None:
@@ -40,11 +45,12 @@ def execute(notebook: Any, home: Path, folder: Path, timeout: float) -> Failure 
     not recorded. Everything else of the outputs is left as it came.
     """
     nbclient = need("nbclient", "executing a notebook")
+    limit = TimeLimit(timeout)
     with this_interpreter(home) as manager:
         client = nbclient.NotebookClient(
             notebook,
             kernel_manager_class=manager,
-            timeout_func=time_left(timeout),
+            timeout_func=limit,
             record_timing=False,
             store_widget_state=True,
             resources={"metadata": {"path": str(folder)}},
@@ -52,23 +58,22 @@ def execute(notebook: Any, home: Path, folder: Path, timeout: float) -> Failure 
         try:
             client.execute()
         except Exception as error:
-            return failure(notebook, error, timeout)
+            return failure(notebook, error, limit)
     return None
 
 
-def failure(notebook: Any, error: Exception, timeout: float) -> Failure:
+def failure(notebook: Any, error: Exception, limit: TimeLimit) -> Failure:
     """The cell that failed and one line about it, from an exception of nbclient or papermill."""
+    kind = type(error).__name__
+    cell_id, code = (limit.cell.id, _first_line(limit.cell.source)) if limit.cell else ("", "")
+    if kind == "CellTimeoutError":
+        return Failure(cell_id, code, f"not done after {limit.seconds:g} s")
+    if kind == "DeadKernelError":
+        return Failure(cell_id, code, "the kernel died")
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 return Failure(cell.id, _first_line(cell.source), f"{output.ename}: {_first_line(output.evalue)}")
-    kind = type(error).__name__
-    if kind == "CellTimeoutError":
-        ran = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.get("execution_count") is None]
-        text = f"not done after {timeout:g} s"
-        return Failure(ran[0].id, _first_line(ran[0].source), text) if ran else Failure("", "", text)
-    if kind == "DeadKernelError":
-        return Failure("", "", "the kernel died")
     return Failure("", "", f"{kind}: {_first_line(str(error))}")
 
 

@@ -57,4 +57,5 @@ def _reason(source: Any, error: Exception) -> str:
         missing = wanted - set(cell.metadata.get("nbgrader", wanted))
         if missing:
             return f"cell {cell.id}: its nbgrader metadata lacks {', '.join(sorted(missing))}"
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = str(error.__context__ or error).strip()  # CheckCellMetadata hides what is wrong behind "may be corrupted"
+    return text.splitlines()[0] if text else type(error).__name__

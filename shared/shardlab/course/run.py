@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.course.build import read_source_of
-from shardlab.course.execute import failure, time_left
+from shardlab.course.execute import TimeLimit, failure
 from shardlab.course.find import Lab, need
 from shardlab.course.kernel import this_interpreter
 from shardlab.course.source import read_notebook, tags
@@ -48,6 +48,7 @@ def run(lab: Lab, world_size: int, device: str, out: Path, *, timeout: float = 6
 
     began = time.monotonic()
     problem: Any = None
+    limit = TimeLimit(timeout)
     with this_interpreter(lab.home) as manager:
         try:
             papermill.execute_notebook(
@@ -57,10 +58,10 @@ def run(lab: Lab, world_size: int, device: str, out: Path, *, timeout: float = 6
                 cwd=lab.notebook.parent if unsolved else lab.source.parent,
                 progress_bar=False,
                 kernel_manager_class=manager,
-                timeout_func=time_left(timeout),
+                timeout_func=limit,
             )
         except Exception as error:
-            problem = failure(read_notebook(output) if output.exists() else notebook, error, timeout)
+            problem = failure(read_notebook(output) if output.exists() else notebook, error, limit)
     seconds = time.monotonic() - began
     if unsolved:
         ok, note = _stops_cleanly(problem)

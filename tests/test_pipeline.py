@@ -1,0 +1,389 @@
+"""From source to notebooks: what is built, what `--check` catches, and that no edit is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import LAB, SOURCE
+from shardlab.course import build, cli
+from shardlab.course.find import Lab, find_lab
+from shardlab.course.source import in_normal_form, read_notebook, read_source, write_source
+
+SECRETS = ["math.fsum", "total_of_both", "forty-two", "add(10, -7)", "BEGIN", "END SOLUTION"]
+
+
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A built course; tests copy it rather than execute a notebook each."""
+    home = tmp_path_factory.mktemp("course")
+    (home / "solutions").mkdir()
+    (home / "solutions" / f"{LAB}.py").write_text(SOURCE, encoding="utf-8")
+    assert not build.build(Lab(LAB, home)).problem
+    return home
+
+
+@pytest.fixture
+def lab(course: Path, built_once: Path) -> Lab:
+    """A lab whose notebooks are in step with its source."""
+    found = find_lab(LAB)
+    for name in ("source", "solution", "notebook"):
+        getattr(found, name).write_bytes(getattr(Lab(LAB, built_once), name).read_bytes())
+    return found
+
+
+def edit(path: Path, change: Callable[[dict], None]) -> None:
+    """Changes a notebook file as an editor would."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    change(notebook)
+    path.write_text(json.dumps(notebook, indent=1), encoding="utf-8")
+
+
+def cell(notebook: dict, cell_id: str) -> dict:
+    return next(cell for cell in notebook["cells"] if cell["id"] == cell_id)
+
+
+def rewrite(lab: Lab, old: str, new: str) -> None:
+    """Changes the source as an editor would."""
+    text = lab.source.read_text(encoding="utf-8")
+    assert old in text
+    lab.source.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def test_solution_keeps_code_outputs_and_order(lab: Lab) -> None:
+    notebook = json.loads(lab.solution.read_text())
+    assert [c.get("execution_count") for c in notebook["cells"] if c["cell_type"] == "code"] == [1, 2, 3, 4, 5, 6]
+    assert cell(notebook, "add")["source"][-2].strip() == "return total_of_both"
+    assert notebook["cells"][-1]["outputs"][0]["data"]["text/plain"] == ["30.0"]
+    assert notebook["metadata"]["language_info"] == {
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "pygments_lexer": "ipython3",
+    }
+
+
+def test_lab_has_no_solution_no_outputs_and_locked_cells(lab: Lab) -> None:
+    text = lab.notebook.read_text()
+    assert not [secret for secret in SECRETS if secret in text]
+    notebook = json.loads(text)
+    assert "jupytext" not in notebook["metadata"]
+    assert all(c["outputs"] == [] and c["execution_count"] is None for c in notebook["cells"] if "outputs" in c)
+    assert cell(notebook, "add")["source"][-1] == '    raise NotImplementedError("not written yet")'
+    assert cell(notebook, "add")["metadata"]["deletable"] is False
+    assert "editable" not in cell(notebook, "add")["metadata"]
+    assert cell(notebook, "add-check")["metadata"]["editable"] is False
+    assert cell(notebook, "why")["source"] == ["*Your answer here.*"]
+
+
+def test_rebuild_gives_the_same_bytes(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab_bytes, source_bytes = lab.notebook.read_bytes(), lab.source.read_bytes()
+    lab.notebook.unlink()
+    assert build.build(lab, force=True) == build.Built(lab, "solution executed, lab written")
+    assert (lab.notebook.read_bytes(), lab.source.read_bytes()) == (lab_bytes, source_bytes)
+    assert build.build(lab).done == "unchanged"
+    assert cli.main(["build", "--check"]) == 0
+    assert capsys.readouterr().out == f"{LAB}: in step\n"
+
+
+def drop_execution(notebook: dict) -> None:
+    notebook["cells"][-1].update(execution_count=None, outputs=[])
+
+
+def swap_order(notebook: dict) -> None:
+    notebook["cells"][1]["execution_count"], notebook["cells"][2]["execution_count"] = 2, 1
+
+
+def add_error(notebook: dict) -> None:
+    notebook["cells"][-1]["outputs"] = [
+        {"output_type": "error", "ename": "KeyError", "evalue": "1", "traceback": ["no"]},
+    ]
+
+
+def add_stderr(notebook: dict) -> None:
+    notebook["cells"][-1]["outputs"] = [{"output_type": "stream", "name": "stderr", "text": ["warned\n"]}]
+
+
+def change_text(notebook: dict) -> None:
+    cell(notebook, "add")["source"].append("\n# more")
+
+
+def change_id(notebook: dict) -> None:
+    notebook["cells"][0]["id"] = "other"
+
+
+def change_tags(notebook: dict) -> None:
+    cell(notebook, "add")["metadata"]["tags"] = []
+
+
+def drop_cell(notebook: dict) -> None:
+    notebook["cells"].pop()
+
+
+def change_kernel(notebook: dict) -> None:
+    notebook["metadata"]["kernelspec"]["name"] = "other"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (drop_execution, "execution count None, expected 6"),
+        (swap_order, "execution count 2, expected 1"),
+        (add_error, "raised KeyError"),
+        (add_stderr, "wrote to stderr: ['warned']"),
+        (change_text, "cell add: its source differs"),
+        (change_id, "its id differs"),
+        (change_tags, "cell add: its metadata differs"),
+        (drop_cell, "7 cells, the source has 8"),
+        (change_kernel, "metadata 'kernelspec' differs"),
+    ],
+)
+def test_check_catches_a_solution_out_of_step(
+    lab: Lab, capsys: pytest.CaptureFixture[str], change: Callable[[dict], None], said: str
+) -> None:
+    edit(lab.solution, change)
+    before = lab.solution.read_bytes()
+    assert cli.main(["build", "--check"]) == 1
+    assert said in capsys.readouterr().out
+    assert lab.solution.read_bytes() == before, "--check writes nothing"
+
+
+def test_check_catches_one_changed_byte_in_a_lab(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.notebook.write_bytes(lab.notebook.read_bytes().replace(b'"A formula', b'"a formula'.upper()) + b" ")
+    assert cli.main(["build", "--check"]) == 1
+    assert f"labs/{LAB}.ipynb: not what the source gives" in capsys.readouterr().out
+
+
+def test_check_catches_missing_notebooks(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["build", "--check", "90"]) == 1
+    out = capsys.readouterr().out
+    assert f"solutions/{LAB}.ipynb is missing" in out and f"labs/{LAB}.ipynb is missing" in out
+
+
+def test_an_edited_source_is_built_again(lab: Lab) -> None:
+    rewrite(lab, "SCALE = 10", "SCALE = 100")
+    assert build.check(lab)
+    assert build.build(lab).done == "solution executed, lab written"
+    assert "300.0" in lab.solution.read_text() and build.check(lab) == []
+
+
+def test_a_failing_solution_is_told_and_not_written(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    before = lab.solution.read_bytes(), lab.notebook.read_bytes()
+    rewrite(lab, "\nadd_scaled(1, 2)", '\nadd_scaled(1, "two")')
+    assert cli.main(["build"]) == 1
+    assert '(add_scaled(1, "two")): TypeError: must be real number, not str' in capsys.readouterr().out
+    assert (lab.solution.read_bytes(), lab.notebook.read_bytes()) == before
+
+
+def test_a_solution_that_never_ends_is_stopped(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite(lab, "\nadd_scaled(1, 2)", "\nwhile True:\n    pass")
+    assert cli.main(["build", "--timeout", "8"]) == 1
+    assert "(while True:): not done after 8 s" in capsys.readouterr().out
+
+
+def test_an_edit_in_the_notebook_is_never_overwritten(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(lab.solution, change_text)
+    before = lab.solution.read_bytes()
+    for arguments in (["build"], ["build", "--force"]):
+        assert cli.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert "was edited in the notebook" in error and f"build --from-notebook {LAB}" in error
+    assert lab.solution.read_bytes() == before
+    assert cli.main(["build", "--from-notebook", LAB]) == 0
+    assert "    ### END SOLUTION\n# more\n" in lab.source.read_text()
+    assert build.check(lab) == []
+
+
+def test_edits_on_both_sides_are_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(lab.solution, change_text)
+    rewrite(lab, "SCALE = 10", "SCALE = 100")
+    before = lab.solution.read_bytes(), lab.source.read_bytes()
+    assert cli.main(["build"]) == 2
+    assert "edited both in the .py and in the notebook" in capsys.readouterr().err
+    assert (lab.solution.read_bytes(), lab.source.read_bytes()) == before
+    assert cli.main(["build", "--from-source", LAB]) == 0
+    assert "# more" not in lab.solution.read_text() and "300.0" in lab.solution.read_text()
+
+
+def test_a_learners_work_in_labs_is_not_overwritten(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(lab.notebook, lambda notebook: cell(notebook, "add").update(source=["add = sum"]))
+    rewrite(lab, "SCALE = 10", "SCALE = 100")
+    assert cli.main(["build"]) == 2
+    assert "was edited by hand and would be overwritten" in capsys.readouterr().err
+    assert "add = sum" in lab.notebook.read_text()
+    assert cli.main(["build", "--force"]) == 0
+    assert "add = sum" not in lab.notebook.read_text()
+
+
+def test_a_pair_edited_in_jupyterlab_stays_in_step(lab: Lab) -> None:
+    """Opens and saves through jupytext's own contents manager, as JupyterLab does, with the .py the older file."""
+    from jupyter_server.services.contents.largefilemanager import LargeFileManager
+    from jupytext.sync_contentsmanager import build_sync_jupytext_contents_manager_class
+
+    os.utime(lab.source, (1_000_000_000, 1_000_000_000))
+    manager = build_sync_jupytext_contents_manager_class(LargeFileManager)(root_dir=str(lab.home))
+    path = f"solutions/{LAB}.ipynb"
+    model = manager.get(path)
+    model["content"]["cells"][-1]["source"] = "add_scaled(1, 3)"
+    manager.save(model, path)
+    assert lab.source.read_text() == SOURCE.replace("\nadd_scaled(1, 2)\n", "\nadd_scaled(1, 3)\n")
+    assert "30.0" in lab.solution.read_text(), "outputs are kept"
+    assert not build.build(lab).problem
+    assert build.check(lab) == []
+
+
+ODD = """
+
+# %% [markdown] tags=["a-tag"]
+# Two sums: $$\\sum_{r=0}^{N-1} x_r \\quad\\text{and}\\quad a_{ij}^*$$
+#
+# | a | b |
+# |---|---|
+# | `x` | **y** |
+#
+#     indented
+
+# %%
+# %timeit -n 1 sum([1])
+# !true
+x = 1  # %matplotlib is not magic here
+
+# %% nbgrader={"grade": false, "grade_id": "odd", "locked": false, "schema_version": 3, "solution": true, "task": false}
+class Odd:
+    # a comment
+
+    def first(self):
+        ### BEGIN SOLUTION
+        text = '''
+# %% not a cell
+'''
+        return text
+        ### END SOLUTION
+# %%
+x
+"""
+
+
+def test_round_trip_is_byte_identical(course: Path) -> None:
+    """py -> notebook -> its file -> py, with magics, formulas, tags, grading metadata and odd blank lines."""
+    lab = find_lab(LAB)
+    for text in (SOURCE, SOURCE.rstrip("\n") + ODD.replace("\n# %% not a cell\n", "\n# not a cell\n")):
+        lab.source.write_text(text)
+        notebook = read_source(lab.source)
+        assert write_source(notebook, lab.source) == text
+        build.write(lab.solution, build.notebook_text(notebook))
+        assert build.take_from_notebook(lab) is False
+        assert lab.source.read_text() == text
+        assert in_normal_form(notebook, lab.source)
+    assert "%timeit -n 1 sum([1])\n!true" in [c.source for c in read_notebook(lab.solution).cells][9]
+
+
+def test_build_puts_a_source_in_jupytexts_form(lab: Lab) -> None:
+    rewrite(lab, '"grade": false, "grade_id": "add",', '"grade_id": "add", "grade": false,')
+    assert build.check(lab) == [f"solutions/{LAB}.py: not in the form that jupytext writes"]
+    assert build.build(lab).done == "source put in jupytext's own form"
+    assert lab.source.read_text() == SOURCE and build.check(lab) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("def add(a, b):", "def add(a, b:", "cell add is not valid Python"),
+        ("    ### END SOLUTION\n", "", "no end solution statement found"),
+        ("### END HIDDEN TESTS\n", "", "No end hidden tests statement found"),
+        ('"grade_id": "add-check"', '"grade_id": "add"', "grade_id 'add' is used by two cells"),
+        ('"grade_id": "add-check"', '"grade_id": "add check"', "must be 1 to 64 letters"),
+        ('"locked": true, ', "", "lacks locked"),
+        ('"points": 2, ', "", "does not have points"),
+        ("SCALE = 10", "### BEGIN SOLUTION\nSCALE = 10\n### END SOLUTION", "non-solution cell"),
+    ],
+)
+def test_a_broken_source_is_one_clear_line(
+    lab: Lab, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    rewrite(lab, old, new)
+    for arguments in (["build"], ["build", "--check"]):
+        assert cli.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"shardlab: {LAB}.py: ") and said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["build", "90_tini"], "no lab called '90_tini'; did you mean '90_tiny'?"),
+        (["run", "nothing_like_it"], "there are: 90_tiny"),
+        (["run", "--world-size", "0"], "a world size is a whole number of ranks, 1 or more, not '0'"),
+        (["run", "--world-size", "2", "x"], "not 'x'"),
+        (["run", "--world-size"], "expected at least one argument"),
+        (["run", "--timeout", "-1"], "not '-1'"),
+        (["run", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["build", "--from-notebook"], "--from-notebook needs the name of a lab"),
+        (["build", "--check", "--from-source", "90"], "exclude each other"),
+        (["build", "--from-notebook", "90"], "nothing to take from it"),
+        (["run", "--unsolved", "90"], f"labs/{LAB}.ipynb does not exist"),
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        ([], "arguments are required: COMMAND"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    course: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert cli.main(arguments) == 2
+    out, error = capsys.readouterr()
+    assert error.startswith("shardlab: ") and said in error and error.count("\n") == 1
+
+
+def test_from_a_shell_there_is_no_traceback(course: Path) -> None:
+    command = [sys.executable, "-m", "shardlab", "run", "--world-size", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("shardlab: ")
+
+
+@pytest.mark.parametrize(("tool", "command"), [("nbgrader", "build"), ("papermill", "run"), ("jupytext", "build")])
+def test_a_missing_tool_is_named(
+    course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: str, command: str
+) -> None:
+    for module in [name for name in sys.modules if name.split(".")[0] == tool]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, tool, None)
+    assert cli.main([command]) == 2
+    error = capsys.readouterr().err
+    assert f"needs {tool}, which is not installed; try: pip install -r requirements-dev.txt" in error
+
+
+def test_no_course_and_a_wrong_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHARDLAB_HOME", str(tmp_path / "nowhere"))
+    assert cli.main(["list"]) == 2
+    assert "which has no solutions/ or labs/ folder" in capsys.readouterr().err
+
+
+def test_list_names_labs_and_titles(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    assert capsys.readouterr().out == f"{LAB}  A tiny lab\n"
+    lab.source.unlink()
+    assert cli.main(["list"]) == 0
+    assert capsys.readouterr().out == f"{LAB}  A tiny lab\n", "a learner's copy has labs/ alone"
+
+
+def test_the_command_line_starts_fast() -> None:
+    """`list` and `--help` must not import torch, jupytext or nbgrader."""
+    code = "import sys, shardlab.course.cli as c; c.parser(); print(sorted({'torch', 'jupytext'} & set(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_kernel_that_dies_is_told(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite(lab, "\nadd_scaled(1, 2)", "\nimport os; os._exit(1)")
+    assert cli.main(["build"]) == 1
+    assert "(import os; os._exit(1)): the kernel died" in capsys.readouterr().out
