@@ -63,12 +63,12 @@ class MemoryMeter:
 
         registered = torch.nn.modules.module.register_module_parameter_registration_hook(parameter_registered)
         self._handles = [registered, register_optimizer_step_post_hook(stepped)]
-        torch.UntypedStorage.resize_ = resize
+        torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
 
     def stop(self) -> None:
         for handle in self._handles:
             handle.remove()
-        torch.UntypedStorage.resize_ = self._resize
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def saw(self, tensors: Iterable[torch.Tensor]) -> None:
         """Notes the storages of tensors that an operation returned or used."""

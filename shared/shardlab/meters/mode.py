@@ -50,9 +50,7 @@ class MeterMode(TorchDispatchMode):
 
 
 def _group(named: dict[str, Any]) -> ProcessGroup:
-    group = named.get("process_group", named.get("group_name"))
+    group: Any = named.get("process_group", named.get("group_name"))
     if isinstance(group, str):
-        return dist.distributed_c10d._resolve_process_group(group)
+        return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
     return group if isinstance(group, ProcessGroup) else ProcessGroup.unbox(group)
-
-

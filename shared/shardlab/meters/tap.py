@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +42,7 @@ class Status(Protocol):
 
 def caller() -> Where | None:
     """The innermost frame that is neither torch nor ShardLab: the learner's line."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
         if not filename.startswith(_LIBRARY_FOLDERS) and not filename.startswith("<frozen"):
@@ -80,7 +81,7 @@ class Tap:
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
             return tap.waited(work, lambda: tap._wait(work, *args, **kwargs))
 
-        Work.wait = wait
+        Work.wait = wait  # type: ignore[assignment, method-assign]
 
     @property
     def inside_call(self) -> bool:

@@ -1,7 +1,7 @@
 """The board: what each rank is doing now, written by the ranks and read by the launcher, without a message.
 
-One memory-mapped file, one slot a rank. A rank that is stuck, killed or spinning in a loop cannot answer a question, but
-what it wrote last can still be read.
+One memory-mapped file, one slot a rank. A rank that is stuck, killed or spinning in a loop cannot answer a question,
+but what it wrote last can still be read.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ class Board:
     def read(self, rank: int) -> RankStatus:
         """A consistent copy of one slot; tries again while the rank is writing."""
         size = ctypes.sizeof(self._type)
-        copy = None
         for _ in range(100):
             copy = self._type.from_buffer_copy(self._map, size * rank)
             again = self._type.from_buffer_copy(self._map, size * rank)

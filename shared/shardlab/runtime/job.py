@@ -80,7 +80,7 @@ class Failure:
 class _Pickler(cloudpickle.Pickler):
     """Functions by value; tensors as one copy of their elements, on the CPU.
 
-    Torch's own pickling would send a view's whole storage, and a CUDA tensor would make the notebook's kernel open the GPU.
+    Torch's own pickling would send a view's whole storage, and a CUDA tensor would make the kernel open the GPU.
     """
 
     def reducer_override(self, obj: Any) -> Any:

@@ -72,6 +72,8 @@ class Monitor:
                 self.faults.statuses = self.statuses()
                 deadline = time.monotonic() + (0 if self.faults.deadlock or self.faults.timed_out else GRACE_SECONDS)
             if deadline is not None and time.monotonic() >= deadline:
+                if not self.faults.deaths:  # by now the others wait for the one that failed; after a death they raise
+                    self.faults.statuses = self.statuses()
                 break
         return self.faults
 
@@ -96,22 +98,20 @@ class Monitor:
         return [self.board.read(rank) for rank in range(self.board.world_size)]
 
     def _listen(self, seconds: float) -> None:
-        sentinels = {
-            process.sentinel: rank for rank, process in enumerate(self.processes) if rank not in self._settled
-        }
+        sentinels = {process.sentinel: rank for rank, process in enumerate(self.processes) if rank not in self._settled}
         controls = {control: rank for rank, control in self.controls.items() if rank not in self._settled}
-        ready = wait([self.door, *self.outputs, *controls, *sentinels], seconds)
+        ready: list[Any] = wait([self.door, *self.outputs, *controls, *sentinels], seconds)  # type: ignore[list-item]
         if self.door in ready:
             self._let_in()
         for item in ready:
             if item in self.outputs:
-                self._read_output(item)  # type: ignore[arg-type]
+                self._read_output(item)
         for item in ready:
             if item in controls:
-                self._read_control(controls[item])  # type: ignore[index]
+                self._read_control(controls[item])
         for item in ready:
-            if item in sentinels and sentinels[item] not in self._settled:  # type: ignore[index]
-                self._died(sentinels[item])  # type: ignore[index]
+            if item in sentinels and sentinels[item] not in self._settled:
+                self._died(sentinels[item])
 
     def _let_in(self) -> None:
         connection = self.door.accept()
@@ -139,6 +139,7 @@ class Monitor:
         try:
             message = self.controls[rank].recv()
         except (EOFError, OSError):
+            self.controls.pop(rank).close()
             self._died(rank)
             return
         self._settled.add(rank)
@@ -150,10 +151,9 @@ class Monitor:
     def _died(self, rank: int) -> None:
         process = self.processes[rank]
         control = self.controls.get(rank)
-        with contextlib.suppress(EOFError, OSError):
-            if control is not None and control.poll(0) and rank not in self._settled:
-                self._read_control(rank)
-                return
+        if control is not None and control.poll(0):  # it may have reported before it ended
+            self._read_control(rank)
+            return
         process.join(5)
         self._settled.add(rank)
         self.faults.deaths.append(Death(rank, process.exitcode or 0, time.monotonic() - self.began))

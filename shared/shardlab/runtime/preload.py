@@ -10,11 +10,10 @@ import torch._dynamo  # a dispatch mode imports it on first use, which takes ove
 import torch.distributed
 import torch.distributed.distributed_c10d
 import torch.nn
-import torch.optim
 
 from . import worker
 
-__all__ = ["worker"]
+__all__ = ["torch", "worker"]
 
 # The ranks share this memory as long as nobody writes to it; a collection would write to every object's header.
 gc.collect()

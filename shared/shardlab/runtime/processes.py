@@ -17,7 +17,7 @@ from .job import Job
 
 
 def start_method() -> str:
-    """forkserver where the system has it (a rank starts in milliseconds), else spawn. SHARDLAB_START_METHOD overrides."""
+    """forkserver where the system has it (ranks start in milliseconds), else spawn. SHARDLAB_START_METHOD overrides."""
     available = multiprocessing.get_all_start_methods()
     return os.environ.get("SHARDLAB_START_METHOD") or ("forkserver" if "forkserver" in available else "spawn")
 
@@ -36,7 +36,7 @@ def start(job: Job) -> list[Any]:
 
 
 def end(processes: Sequence[Any]) -> None:
-    """Ends all processes and their descendants at once, and waits for them. They may ignore SIGTERM, so it is SIGKILL."""
+    """Ends all processes and their descendants, and waits for them. They may ignore SIGTERM, so it is SIGKILL."""
     for process in processes:
         _kill_session(process.pid)
         if process.is_alive():

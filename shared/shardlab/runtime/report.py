@@ -60,6 +60,12 @@ def sentence(status: RankStatus) -> str:
     return f"{who} was computing"
 
 
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """ "rank 1", "ranks 1 and 2", "ranks 0, 1 and 2" """
+    *first, last = [str(rank) for rank in ranks]
+    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+
+
 def call(status: RankStatus) -> str:
     """ "send to rank 1 (1,024 float32)" """
     size = f" ({status.numel:,} {status.dtype})" if status.dtype else ""
@@ -100,10 +106,9 @@ def _others(faults: Faults, blamed: int) -> list[str]:
     for status in faults.statuses:
         if status.rank == blamed:
             continue
-        line = f"  {sentence(status)}"
+        lines.append(f"  {sentence(status)}")
         if status.rank in later:
-            line += f"; then it raised {later[status.rank].exception_type}"
-        lines.append(line)
+            lines.append(f"      then it raised {later[status.rank].exception_type}")
     return ["Meanwhile:", *lines] if lines else []
 
 
@@ -147,9 +152,11 @@ def _deadlock(deadlock: Deadlock, statuses: Sequence[RankStatus]) -> LaunchError
     else:
         rank, others = next(iter(stuck.items()))
         finished = [other for other in others if statuses[other].state == FINISHED]
-        names = ", ".join(f"rank {other}" for other in finished or others)
-        reason = f"{names} {'has' if len(finished or others) == 1 else 'have'} finished" if finished else "stuck too"
-        lines = [f"Deadlock: rank {rank} waits for {names}, but {reason}."]
+        if finished:
+            reason = f"{'it has' if len(finished) == 1 else 'they have'} finished"
+        else:
+            reason = "that rank waits in vain itself" if len(others) == 1 else "they wait in vain themselves"
+        lines = [f"Deadlock: rank {rank} waits for {ranks_in_words(finished or others)}, but {reason}."]
     lines += where_everyone_was(statuses)
     lines += [f"Usual cause: {_usual_cause(deadlock, statuses)}"]
     return LaunchError("\n".join(lines), "deadlock", next(iter(deadlock.cycle or stuck)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import multiprocessing
 import os
@@ -35,7 +36,7 @@ def main(rank: int, job: Job) -> None:
     writer = board.Writer(statuses, rank)
     try:
         os.chdir(job.working_directory)
-        message = _work(rank, job, writer)
+        message: tuple | Failure = _work(rank, job, writer)
     except BaseException as error:  # whatever it is, it is the learner's to read
         message = _failure(rank, job, error)
     _finish(control, message)
@@ -76,10 +77,8 @@ def _finish(control: Connection, message: tuple | Failure) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     control.send(message)
-    try:
+    with contextlib.suppress(EOFError):
         control.recv()
-    except EOFError:
-        pass
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(0)  # without atexit: tearing down a process group with unfinished operations can hang
