@@ -1,6 +1,6 @@
 """Reads a communication call: which operation, on which tensors, with whom.
 
-The same operation reaches torch by several doors: `dist.all_gather`, `dist.all_gather_into_tensor`, the code of FSDP and
+The same operation reaches torch by several doors: `dist.all_gather`, `dist.all_gather_into_tensor`, FSDP and
 DDP. All end in a method of `ProcessGroup` (called from Python) or an operator `c10d::*` (called from C++), whose first
 arguments are alike, so one table serves both.
 """
