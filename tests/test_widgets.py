@@ -132,7 +132,7 @@ def test_static_picture_survives_sanitizers_and_is_small(trace):
 
 def test_static_picture_shows_what_is_wrong():
     assert "×2" in ring_svg(simulate(4, wrong="gather_adds"))
-    assert ">?</text>" in ring_svg(simulate(4, wrong="garbage"))
+    assert ">?</tspan>" in ring_svg(simulate(4, wrong="garbage"))
     assert "×2" not in ring_svg(simulate(4))
 
 

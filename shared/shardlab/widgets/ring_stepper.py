@@ -25,8 +25,8 @@ class RingStepper(anywidget.AnyWidget):
     _esm = SCRIPT
     title = traitlets.Unicode().tag(sync=True)
     world_size = traitlets.Int().tag(sync=True)
-    frames = traitlets.List().tag(sync=True)
-    looks = traitlets.List().tag(sync=True)
+    frames: traitlets.List[Any] = traitlets.List().tag(sync=True)
+    looks: traitlets.List[Any] = traitlets.List().tag(sync=True)
     step = traitlets.Int(0).tag(sync=True)
 
     def __init__(self, trace: RingTrace) -> None:

@@ -6,7 +6,7 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -14,7 +14,7 @@ BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 SUFFIX = re.compile(r"(?<=[\d.)\s])\s*(?P<prefix>Ki|Mi|Gi|Ti|k|K|M|G|T|)(?P<unit>bytes|byte|B|elements|)\s*$")
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(\D|$))")
 
-OPERATORS = {
+OPERATORS: dict[type, Callable[..., float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -79,7 +79,7 @@ def parse_number(text: str, names: Mapping[str, float] | None = None) -> float:
 def _evaluate(node: ast.expr, names: Mapping[str, float]) -> float:
     """Arithmetic on numbers and known names; anything else is refused, so that nothing typed is ever run."""
     match node:
-        case ast.Constant(value=value) if type(value) in (int, float):
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return value
         case ast.Name(id=name) if name in names:
             return names[name]

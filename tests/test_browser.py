@@ -1,0 +1,164 @@
+"""Notebooks in a real JupyterLab in a real browser: they run, the stepper steps, nothing leaves the machine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from browser import ROOT, SCREENSHOTS, Lab, browser_page, chromium, jupyterlab
+
+pytest.importorskip("playwright", reason="playwright is not installed (it is in requirements-dev.txt)")
+pytestmark = [
+    pytest.mark.skipif(chromium() is None, reason="no Chromium found; set SHARDLAB_CHROMIUM to its path"),
+    pytest.mark.timeout(300),
+]
+
+REAL = ROOT / "solutions" / "04_ring_all_reduce.ipynb"
+STEPPER = ".jp-OutputArea-output .sl-ring"
+FIXTURE = [
+    "from ring_simulator import simulate, strange_messages\nfrom shardlab.widgets import predict, show, table",
+    "p = predict('bytes sent by rank 0', unit='bytes', N=4, n=1_048_576 * 4)",
+    "show(simulate(4))",
+    "p.compare(6_291_456)",
+    "table([(2, 4, 4), (4, 6, 7)], ('N', 'predicted', 'measured'), equal=('predicted', 'measured'))",
+    "show(simulate(2))",
+    "show(simulate(8, wrong='gather_adds'))",
+    "show(simulate(4, wrong='garbage'))",
+    "show(strange_messages())",
+    "show(simulate(1))",
+    "from test_widgets import ring_run\nshow(ring_run(4))",
+    "stepper = show(simulate(3))\nstepper",
+    "stepper",
+]
+
+
+def notebook_of(sources: list[str]) -> nbformat.NotebookNode:
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory):
+    folder, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("home")
+    nbformat.write(notebook_of(FIXTURE), folder / "fixture.ipynb")
+    if REAL.exists():
+        shutil.copy(REAL, folder / REAL.name)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with jupyterlab(folder, home) as running:
+        yield running
+
+
+@pytest.fixture
+def opened(lab: Lab, tmp_path: Path):
+    with browser_page(tmp_path / "profile") as (page, watch):
+        yield lab, page, watch
+
+
+def run_all(page, address: str) -> None:
+    """Opens a notebook and runs it from top to bottom; fails when a cell fails or is left out."""
+    page.goto(address)
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
+    page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for(timeout=60_000)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.wait_for_function(
+        """() => {
+            const prompts = [...document.querySelectorAll('.jp-Notebook .jp-CodeCell')]
+              .filter((cell) => cell.querySelector('.cm-content')?.innerText.trim())
+              .map((cell) => cell.querySelector('.jp-InputPrompt').innerText);
+            const failed = document.querySelector('.jp-OutputArea-output[data-mime-type$="stderr"]');
+            return failed || prompts.every((prompt) => /\\[\\d+\\]/.test(prompt));
+        }""",
+        timeout=180_000,
+    )
+    failed = page.locator(".jp-OutputArea-output[data-mime-type$=stderr]")
+    assert failed.all_inner_texts() == []
+
+
+def step_of(stepper) -> int:
+    return int(stepper.get_attribute("data-step"))
+
+
+def last_of(stepper) -> int:
+    return int(stepper.locator("input[type=range]").get_attribute("max"))
+
+
+def expect_step(page, stepper, wanted: int) -> None:
+    page.wait_for_function(
+        "([node, wanted]) => node.dataset.step === String(wanted)", arg=[stepper.element_handle(), wanted], timeout=5000
+    )
+
+
+def expect_quiet(watch) -> None:
+    assert watch.own_errors == []
+    assert watch.left_the_machine == []
+
+
+@pytest.mark.parametrize("name", ["fixture.ipynb", REAL.name])
+def test_notebook_runs_and_stepper_steps(opened, name):
+    lab, page, watch = opened
+    if not (lab.folder / name).exists():
+        pytest.skip(f"solutions/{name} does not exist (yet)")
+    run_all(page, lab.page(name))
+    stepper = page.locator(STEPPER).first
+    stepper.wait_for(timeout=30_000)
+    stepper.scroll_into_view_if_needed()
+    last = last_of(stepper)
+    assert last >= 2 and step_of(stepper) == 0
+
+    # By mouse.
+    stepper.get_by_role("button", name="next step").click()
+    expect_step(page, stepper, 1)
+    assert re.match(rf"Step 1 of {last}", stepper.locator("[aria-live]").inner_text())
+    assert stepper.locator(".sl-arrow").count() > 0
+    stepper.get_by_role("button", name="last step").click()
+    expect_step(page, stepper, last)
+    stepper.get_by_role("button", name="previous step").click()
+    expect_step(page, stepper, last - 1)
+    stepper.get_by_role("button", name="first step").click()
+    expect_step(page, stepper, 0)
+
+    # By keyboard, on the widget itself and on its slider.
+    for focused in (stepper, stepper.get_by_role("slider")):
+        focused.focus()
+        for key, wanted in (("End", last), ("ArrowLeft", last - 1), ("Home", 0), ("ArrowRight", 1), ("ArrowRight", 2)):
+            page.keyboard.press(key)
+            expect_step(page, stepper, wanted)
+    stepper.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Space")
+    expect_step(page, stepper, 1)  # it plays
+    page.keyboard.press("Space")
+    assert stepper.get_by_role("button", name="play").count() == 1
+    assert page.evaluate("document.activeElement.classList.contains('sl-ring')")
+
+    page.screenshot(path=SCREENSHOTS / f"{Path(name).stem}.png")
+    expect_quiet(watch)
+
+
+def test_views_of_one_widget_stay_together_and_forms_work(opened):
+    lab, page, watch = opened
+    run_all(page, lab.page("fixture.ipynb"))
+    steppers = page.locator(STEPPER)
+    steppers.nth(7).wait_for(timeout=30_000)
+    first, second = steppers.nth(6), steppers.nth(7)
+    first.get_by_role("button", name="next step").click()
+    expect_step(page, second, 1)
+    second.get_by_role("button", name="last step").click()
+    expect_step(page, first, 4)
+
+    # A prediction typed before running again is kept and compared.
+    field = page.locator(".jp-OutputArea-output input[type=text]")
+    assert field.count() == 1  # shown once
+    field.fill("2*(N-1)/N*n")
+    page.get_by_text("= 6,291,456 bytes (6.3 MB)").wait_for(timeout=10_000)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.get_by_text("Exactly as predicted.").wait_for(timeout=60_000)
+    assert field.input_value() == "2*(N-1)/N*n"
+    expect_quiet(watch)
