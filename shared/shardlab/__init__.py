@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import theory as theory
     from .checks import check as check
+    from .checks import trace_ring as trace_ring
     from .course import reuse as reuse
     from .runtime import device as device
     from .runtime import launch as launch
     from .widgets import predict as predict
     from .widgets import show as show
+    from .widgets import table as table
 
 # Loaded on first use, so that the command line and a rank load only what they need.
 _HOMES = {
@@ -21,10 +23,12 @@ _HOMES = {
     "check": "checks",
     "show": "widgets",
     "predict": "widgets",
+    "table": "widgets",
+    "trace_ring": "checks",
     "reuse": "course",
 }
 
-__all__ = ["check", "device", "launch", "predict", "reuse", "show", "theory"]
+__all__ = ["check", "device", "launch", "predict", "reuse", "show", "table", "theory", "trace_ring"]
 
 
 def __getattr__(name: str) -> Any:
