@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from shardlab.course import build
+from shardlab.course.find import Lab, find_lab
+
 LAB = "90_tiny"
 SOURCE = '''# ---
 # jupyter:
@@ -80,3 +83,29 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "solutions" / f"{LAB}.py").write_text(SOURCE, encoding="utf-8")
     monkeypatch.setenv("SHARDLAB_HOME", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A built course; tests copy it rather than execute a notebook each."""
+    home = tmp_path_factory.mktemp("course")
+    (home / "solutions").mkdir()
+    (home / "solutions" / f"{LAB}.py").write_text(SOURCE, encoding="utf-8")
+    assert not build.build(Lab(LAB, home)).problem
+    return home
+
+
+@pytest.fixture
+def lab(course: Path, built_once: Path) -> Lab:
+    """A lab whose notebooks are in step with its source."""
+    found = find_lab(LAB)
+    for name in ("source", "solution", "notebook"):
+        getattr(found, name).write_bytes(getattr(Lab(LAB, built_once), name).read_bytes())
+    return found
+
+
+def rewrite(lab: Lab, old: str, new: str) -> None:
+    """Changes the source as an editor would."""
+    text = lab.source.read_text(encoding="utf-8")
+    assert old in text
+    lab.source.write_text(text.replace(old, new), encoding="utf-8")

@@ -51,21 +51,24 @@ def read_source(path: Path) -> Any:
 
 
 def write_source(notebook: Any, path: Path) -> str:
-    """The py:percent text of a notebook, under the header the source at `path` already has."""
+    """The py:percent text of a notebook, under the header the source at `path` already has, pairing added."""
     jupytext = need("jupytext", "writing a lab's source")
-    metadata: dict[str, Any] = {"jupytext": {**PAIRED, "main_language": "python"}, "kernelspec": KERNEL}
-    if path.exists():
-        metadata = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent").metadata
+    metadata: dict[str, Any] = {"jupytext": {}, "kernelspec": KERNEL}
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    if _split(old)[0]:  # without a header, jupytext would note to write none
+        metadata |= jupytext.reads(old, fmt="py:percent").metadata
+    metadata["jupytext"] = {**metadata["jupytext"], **PAIRED}
     copy = as_node({"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": notebook.cells})
     return jupytext.writes(copy, fmt="py:percent")
 
 
 def in_normal_form(notebook: Any, path: Path) -> bool:
-    """Whether the source is written as jupytext itself would write it, its header aside.
+    """Whether the source is written as jupytext itself would write it, and its header pairs it with its notebook.
 
     If it is not, jupytext refuses to open the pair in JupyterLab when the .ipynb is the newer file.
     """
-    return _body(path.read_text(encoding="utf-8")) == _body(write_source(notebook, path))
+    header, body = _split(path.read_text(encoding="utf-8"))
+    return body == _split(write_source(notebook, path))[1] and f"formats: {PAIRED['formats']}" in header
 
 
 def read_notebook(path: Path) -> Any:
@@ -157,10 +160,11 @@ def as_node(value: dict[str, Any]) -> Any:
     return need("nbformat", "reading a notebook").from_dict(json.loads(json.dumps(value, sort_keys=True)))
 
 
-def _body(text: str) -> str:
-    """A py:percent text without its header, which names the version of jupytext that wrote it."""
-    header = re.match(r"(# ---\n(#.*\n)*?# ---\n)?", text)
-    return text[header.end() :] if header else text
+def _split(text: str) -> tuple[str, str]:
+    """The header of a py:percent text, which names the version of jupytext that wrote it, and the rest."""
+    header = re.match(r"# ---\n(#.*\n)*?# ---\n", text)
+    end = header.end() if header else 0
+    return text[:end], text[end:].lstrip("\n")
 
 
 def _first_line(error: Exception) -> str:
