@@ -34,7 +34,7 @@
 # even a wild one. The gap between the two is where the learning is.
 
 # %% tags=["parameters"]
-WORLD_SIZE = 4  # number of ranks (processes) in most cells
+WORLD_SIZE = 4  # number of ranks (processes) in most cells, at least 2
 DEVICE = "auto"  # "auto": one GPU per rank if there are enough, else the CPU
 SEED = 0
 MEGABYTES = 4  # size of the tensor in most measurements, in MB (1 MB is 10**6 bytes)
@@ -179,13 +179,13 @@ show(naive)
 # Look at one single element, of which each of the N ranks has its own value. Wait for the first moment at which some rank
 # knows the finished sum. Up to then each of the other N-1 ranks must have *sent* something about this element at least
 # once, or its value could not be in the sum. After that moment each of the other N-1 ranks must still *receive* something, since it
-# does not know the sum yet. That makes at least 2(N-1) messages of one element. For n elements, shared evenly over N ranks, every
-# rank sends at least
+# does not know the sum yet. That makes at least 2(N-1) messages of one element. For n elements all ranks together send at
+# least 2(N-1) n. Somebody sends at least the average, so the **busiest rank** sends at least
 #
 # $$\frac{2(N-1)}{N}\,n .$$
 #
-# This is just under 2n, **however many ranks there are** (Patarasuk & Yuan 2009). If the work is not shared evenly, the
-# busiest rank sends more. So the question becomes: can all ranks be equally busy, all the time?
+# This is just under 2n, **however many ranks there are** (Patarasuk & Yuan 2009), and it is reached only when all ranks send
+# equally much. So the question becomes: can all ranks be equally busy, all the time?
 #
 # ## 3. The ring
 #
@@ -580,7 +580,7 @@ per_step = [4 * numel / WORLD_SIZE for numel in timed_sizes]  # bytes
 alpha, beta = theory.fit_alpha_beta(
     [(STEPS, nbytes, seconds) for nbytes, seconds in zip(per_step, ring_seconds, strict=True)]
 )
-print(f"alpha = {theory.format_seconds(alpha)} per message, 1/beta = {theory.format_bytes(1 / beta)} per second")
+print(f"alpha = {theory.format_seconds(alpha)} per message, beta = {theory.format_seconds(beta * 1e6)} per MB")
 
 # %%
 charts.alpha_beta_fit(
