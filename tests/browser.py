@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,21 +100,13 @@ def end_with_children(pid: int, patience: float = 5) -> None:
     except psutil.NoSuchProcess:
         return
     for process in processes:
-        with _gone_is_fine():
+        with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs(processes, timeout=patience)
     for process in alive:
-        with _gone_is_fine():
+        with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, timeout=patience)
-
-
-@contextmanager
-def _gone_is_fine() -> Iterator[None]:
-    try:
-        yield
-    except psutil.NoSuchProcess:
-        pass
 
 
 @dataclass

@@ -59,7 +59,7 @@ def traffic_heatmap(run: Run) -> Figure:
 
 def _draw_map(axes: Any, sent_to: list[list[float]]) -> None:
     most = max(map(max, sent_to)) or 1
-    image = axes.imshow(sent_to, cmap="cividis_r", vmin=0, vmax=most)  # cividis: made for colour vision deficiency
+    image = axes.imshow(sent_to, cmap="Blues", vmin=0, vmax=most)  # one hue: lightness alone carries it
     for source, row in enumerate(sent_to):
         for destination, sent in enumerate(row):
             red, green, blue, _ = image.cmap(image.norm(sent))
@@ -106,7 +106,6 @@ def bytes_per_rank(
             at = place - 0.4 + width * (rank + 0.5)
             axes.bar(at, value, width * 0.92, color=look.fill, edgecolor=INK, linewidth=0.6, hatch=look.hatch)
         if predicted is not None:
-            axes.hlines(predicted, place - 0.47, place + 0.47, color="white", linewidth=5)
             axes.hlines(predicted, place - 0.47, place + 0.47, color=INK, linewidth=2, linestyle="--")
     axes.set_xticks(range(len(rows)), [f"N = {world_size}" for world_size, *_ in rows])
     _bytes_axis(axes.yaxis)
@@ -148,19 +147,25 @@ def alpha_beta_fit(
 
 
 def steps_against(
-    x: Sequence[float], series: Mapping[str, Sequence[float]], *, xlabel: str, ylabel: str = "steps", title: str = ""
+    x: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    *,
+    xlabel: str,
+    ylabel: str = "steps",
+    title: str = "",
+    log: bool = False,
 ) -> Figure:
-    """A small line chart: one line per name, marked so that the lines differ without colour too."""
+    """A small line chart: one line per name, marked so that the lines differ without colour too. log: x by powers."""
     for name, values in series.items():
         if len(values) != len(x):
             raise UsageError(f"steps_against: {name!r} has {len(values)} values, expected {len(x)}, one per x.")
     figure, axes = _axes(4.8, 3)
     for place, (name, values) in enumerate(series.items()):
         axes.plot(x, values, "osD^vPX*"[place % 8] + "-", color=rank_look(place).fill, markeredgecolor=INK, label=name)
-    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
-    axes.set_ylim(bottom=0)
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale="log" if log else "linear")
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
     if series:
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

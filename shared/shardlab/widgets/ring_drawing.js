@@ -66,8 +66,7 @@ function drawSegment(parent, look, rank, count, x, y) {
     style: `font-size: ${rank > 9 ? 8 : 10}px;${filled ? ` fill: ${look.text}` : ""}`,
   }, String(rank));
   if (count > 1) {
-    element(parent, "rect", { x: x - 1, y: y - 1, width: width + 2, height: height + 2, class: "sl-twice" });
-    element(parent, "path", { d: hatch(x, y, width, height, 5, false), class: "sl-hatch" });
+    element(parent, "rect", { x: x - 0.5, y: y - 2.5, width: width + 1, height: height + 5, class: "sl-twice" });
   }
 }
 
@@ -85,6 +84,10 @@ function drawCell(parent, layout, looks, cell, rank, chunk) {
   const text = stateText(cell);
   element(group, "title", {}, `rank ${rank}, chunk ${chunk}: ${text}`);
   element(group, "rect", { x, y, width, height, rx: 4, class: "sl-box" });
+  if (cell.changed) {
+    element(group, "rect", { x: x - 3.5, y: y - 3.5, width: width + 7, height: height + 7, rx: 6, class: "sl-around" });
+  }
+  if (cell.state === "repeated") element(group, "path", { d: hatch(x, y, width, height - 16, 7, false), class: "sl-hatch sl-thin" });
   if (cell.state === "garbage") {
     element(group, "path", { d: hatch(x, y, width, height - 18, 8, true), class: "sl-hatch sl-thin" });
     element(group, "text", { x: x + width / 2, y: y + height / 2, class: "sl-question" }, "?");
@@ -113,7 +116,7 @@ function drawArrow(parent, layout, looks, arrow, twoWay) {
   const group = element(parent, "g", { class: "sl-arrow" });
   element(group, "title", {}, `rank ${source} sends ${arrow.label} (${arrow.size}) to rank ${destination}`);
   const x = layout.x(chunk), width = layout.cellWidth;
-  const top = (rank) => layout.y(rank) - 2, bottom = (rank) => layout.y(rank) + layout.cellHeight + 2;
+  const top = (rank) => layout.y(rank) - 5, bottom = (rank) => layout.y(rank) + layout.cellHeight + 5;
   const straight = (down, from, to, lines) => {
     const at = down ? x + 13 : x + width - 13;
     element(group, "path", { d: blockArrow(at, from, to), fill: look.fill, class: "sl-shaft" });
@@ -142,7 +145,11 @@ function drawArrow(parent, layout, looks, arrow, twoWay) {
     element(group, "path", { d: `M${edge} ${y0} C${bulge} ${y0} ${bulge} ${y1} ${edge + 8} ${y1}`, class: "sl-curve sl-curve-under" });
     element(group, "path", { d: `M${edge} ${y0} C${bulge} ${y0} ${bulge} ${y1} ${edge + 8} ${y1}`, class: "sl-curve", stroke: look.fill });
     element(group, "path", { d: `M${edge} ${y1} l9 -6 l0 12 Z`, fill: look.fill, class: "sl-shaft" });
-    element(group, "text", { x: edge + 16, y: (y0 + y1) / 2, "text-anchor": "start", class: "sl-note" }, `${arrow.label}, ${arrow.size}`);
+    // Beside the curve, in the gap between two rows, where nothing else is.
+    const gap = destination < source ? layout.y(source) - ROW_GAP / 2 : layout.y(source) + layout.cellHeight + ROW_GAP / 2;
+    const note = { x: edge + 24, "text-anchor": "start", class: "sl-note" };
+    element(group, "text", { ...note, y: gap - 2 }, arrow.label);
+    element(group, "text", { ...note, y: gap + 9 }, arrow.size);
   }
 }
 
@@ -152,7 +159,7 @@ function drawFrame(frame, layout, looks) {
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", `${frame.heading}: ${frame.cells.length} ranks by ${layout.columns} chunks`);
-  svg.style.maxWidth = `${width}px`;
+  svg.style.maxWidth = `${Math.max(width, Math.min(1.2 * width, 900))}px`;
   svg.style.minWidth = `${Math.min(width, 560)}px`;
   for (let chunk = 0; chunk < layout.columns; chunk++) {
     element(svg, "text", { x: layout.x(chunk) + layout.cellWidth / 2, y: 13, class: "sl-head" }, `chunk ${chunk}`);

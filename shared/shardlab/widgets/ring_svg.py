@@ -14,8 +14,8 @@ from shardlab.records import RingTrace
 from shardlab.widgets.colours import DONE, WRONG, rank_look
 from shardlab.widgets.ring_frames import Cell, Frame, frames_of
 
-SEGMENT, HEIGHT, GAP = 7, 12, 4  # a rank's share of a cell, the cell's height, space between cells
-LEFT, TOP, MARGIN, WIDEST = 26, 46, 12, 960
+HEIGHT, GAP, SIGN = 13, 6, 17  # a cell's height, the space between cells, the width of the sign in a cell
+LEFT, TOP, MARGIN, WIDEST = 28, 46, 14, 1120
 PANELS = (8, 4, 3, 2)  # the most that keeps the picture small is taken
 LARGEST = 38_000  # bytes
 DETAILED_WORLD = 8  # beyond, a cell shows how much of the sum is there, not whose
@@ -33,6 +33,11 @@ def ring_svg(trace: RingTrace, frames: list[Frame] | None = None) -> str:
     return picture
 
 
+def _segment(world_size: int) -> int:
+    """The width of one rank's share of a cell."""
+    return 7 if world_size <= 5 else 5
+
+
 def _chosen(steps: int, most: int) -> list[int]:
     """Which steps to draw: the first, the last, and others evenly between."""
     return sorted({round(i * (steps - 1) / (most - 1)) for i in range(most)})
@@ -40,9 +45,9 @@ def _chosen(steps: int, most: int) -> list[int]:
 
 def _picture(title: str, frames: list[Frame], chosen: list[int]) -> str:
     world_size, columns = len(frames[0].cells), len(frames[0].cells[0])
-    cell_width = SEGMENT * min(world_size, DETAILED_WORLD) + 5
+    cell_width = _segment(world_size) * min(world_size, DETAILED_WORLD) + 3 + SIGN
     panel_width = max(LEFT + columns * (cell_width + GAP) + MARGIN, 150)
-    panel_height = TOP + world_size * (HEIGHT + GAP + 2) + MARGIN
+    panel_height = TOP + world_size * (HEIGHT + GAP) + MARGIN
     in_row = max(1, min(len(chosen), WIDEST // panel_width))
     lines = -(-len(chosen) // in_row)
     width, height = max(in_row * panel_width + MARGIN, 560), 28 + lines * panel_height + 20
@@ -71,7 +76,7 @@ def _panel(frame: Frame, number: int, x: int, y: int, cell_width: int) -> list[s
     signs: list[str] = []
     for rank, row in enumerate(frame.cells):
         look = rank_look(rank)
-        top = y + TOP + rank * (HEIGHT + GAP + 2)
+        top = y + TOP + rank * (HEIGHT + GAP)
         parts.append(f'<rect x="{x}" y="{top}" width="18" height="{HEIGHT}" rx="3" fill="{look.fill}"/>')
         parts.append(_text(x + 9, top + 9.5, str(rank), 10, look.text, anchor="middle"))
         for chunk, cell in enumerate(row):
@@ -98,31 +103,33 @@ def _draw_cell(
     signs: list[str],
 ) -> None:
     def box(at: int, wide: int, grow: int = 0) -> str:
-        return f"M{at - grow} {top - grow}h{wide + 2 * grow}v{HEIGHT + 2 * grow}h-{wide + 2 * grow}z"
+        wide, high = (wide + 2 * grow, HEIGHT + 2 * grow) if grow > 0 else (wide, HEIGHT + 2 * grow)
+        return f"M{at - max(grow, 0)} {top - grow}h{wide}v{high}h-{wide}z"
 
     counts = cell.counts or ()
+    segment = _segment(world_size)
     if world_size <= DETAILED_WORLD:
         for source, count in enumerate(counts):
             if count:
-                paths[rank_look(source).fill, ""].append(box(left + 1 + source * SEGMENT, SEGMENT - 1))
+                paths[rank_look(source).fill, ""].append(box(left + 2 + source * segment, segment - 1, -1))
     elif any(counts):
-        share = round((width - 2) * sum(count > 0 for count in counts) / world_size)
-        paths["#9CC3DE", ""].append(box(left + 1, share))
-    middle = left + width // 2
+        share = round((width - SIGN - 2) * sum(count > 0 for count in counts) / world_size)
+        paths["#9CC3DE", ""].append(box(left + 2, share, -1))
+    sign = left + width - SIGN  # the left edge of the sign
+    if cell.changed:
+        paths["none", _stroke(INK, 1.6)].append(box(left, width, 2))
     if cell.state == "complete":
-        paths["none", _stroke(DONE, 2)].append(box(left, width - 1, 1))
-        check = f"M{middle - 5} {top + 6}l4 4l7 -9"
-        paths["none", _stroke("#FFFFFF", 5)].append(check)
-        paths["none", _stroke(DONE, 2.5)].append(check)
+        paths["none", _stroke(DONE, 1.6)].append(box(left, width))
+        paths["none", _stroke(DONE, 2.4)].append(f"M{sign + 4} {top + 7}l3 3l6 -8")
     elif cell.state == "partial":
-        paths["none", _stroke(INK if cell.changed else LINE, 2 if cell.changed else 0.7)].append(box(left, width - 1))
+        paths["none", _stroke(LINE, 0.7)].append(box(left, width))
     else:
-        hatch = "".join(f"M{left + i} {top + HEIGHT}l7 -{HEIGHT}" for i in range(0, width - 7, 9))
+        hatch = "".join(f"M{left + i} {top + HEIGHT}l6 -{HEIGHT}" for i in range(0, width - SIGN - 6, 8))
         paths["none", _stroke(WRONG, 1.2)].append(hatch)
-        paths["none", _stroke(WRONG, 2.5)].append(box(left, width - 1, 1))
-        sign = "?" if cell.state == "garbage" else f"×{max(counts)}"
-        paths[WRONG, ""].append(f"M{middle - 8} {top}h16v{HEIGHT}h-16z")
-        signs.append(f'<tspan x="{middle}" y="{top + 10}">{sign}</tspan>')
+        paths["none", _stroke(WRONG, 1.8)].append(box(left, width))
+        paths[WRONG, ""].append(f"M{sign} {top}h{SIGN}v{HEIGHT}h-{SIGN}z")
+        text = "?" if cell.state == "garbage" else f"×{max(counts)}"
+        signs.append(f'<tspan x="{sign + SIGN // 2}" y="{top + 10}">{text}</tspan>')
 
 
 def _stroke(colour: str, width: float) -> str:
