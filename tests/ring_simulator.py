@@ -26,6 +26,17 @@ def simulate(world_size: int, *, wrong: str = "", chunk_bytes: int = 1_048_576) 
     return RingTrace(n, tuple(steps), f"ring all-reduce on {n} ranks" + (f" ({wrong})" if wrong else ""))
 
 
+def gather_only(world_size: int) -> RingTrace:
+    """An all-gather alone: each rank begins with its own chunk finished and garbage in the others."""
+    n = world_size
+    held: list[list[Counts]] = [[(1,) * n if chunk == rank else None for chunk in range(n)] for rank in range(n)]
+    steps = [_step((), held, "")]
+    for number in range(n - 1):
+        moves = [(rank, (rank + 1) % n, (rank - number) % n) for rank in range(n)]
+        steps.append(_move(held, moves, "all-gather", 4096, add=False))
+    return RingTrace(n, tuple(steps), f"all-gather on {n} ranks")
+
+
 def reduce_to_one(world_size: int, chunk_bytes: int = 1_048_576) -> RingTrace:
     """The naive way: everyone sends everything to rank 0, one after the other, and gets the sum back; one chunk."""
     n = world_size

@@ -10,6 +10,9 @@ import nbformat
 import pytest
 
 from browser import ROOT, SCREENSHOTS, Lab, browser_page, chromium, jupyterlab
+from ring_simulator import WRONG, gather_only, simulate, strange_messages
+from shardlab.widgets import show
+from shardlab.widgets.saved import without_views
 
 pytest.importorskip("playwright", reason="playwright is not installed (it is in requirements-dev.txt)")
 pytestmark = [
@@ -20,7 +23,7 @@ pytestmark = [
 REAL = ROOT / "solutions" / "04_ring_all_reduce.ipynb"
 STEPPER = ".jp-OutputArea-output .sl-ring"
 FIXTURE = [
-    "from ring_simulator import simulate, strange_messages\nfrom shardlab.widgets import predict, show, table",
+    "from ring_simulator import gather_only, simulate, strange_messages\nfrom shardlab.widgets import predict, show, table",
     "p = predict('bytes sent by rank 0', unit='bytes', N=4, n=1_048_576 * 4)",
     "show(simulate(4))",
     "p.compare(6_291_456)",
@@ -162,3 +165,88 @@ def test_views_of_one_widget_stay_together_and_forms_work(opened):
     page.get_by_text("Exactly as predicted.").wait_for(timeout=60_000)
     assert field.input_value() == "2*(N-1)/N*n"
     expect_quiet(watch)
+
+
+# Pages without JupyterLab, kernel or network
+
+
+LIVE = {
+    "2 ranks": simulate(2),
+    "8 ranks": simulate(8),
+    "16 ranks": simulate(16),
+    "1 rank": simulate(1),
+    "strange messages": strange_messages(),
+    "all-gather": gather_only(4),
+    **{wrong: simulate(4, wrong=wrong) for wrong in WRONG},
+}
+
+
+def page_of(traces, dark: bool) -> str:
+    """Our own HTML alone, with the colours of JupyterLab's theme."""
+    colours = (
+        "--jp-ui-font-color0: #fff; --jp-ui-font-color2: #bbb; --jp-layout-color0: #111; --jp-layout-color2: #424242;"
+    )
+    parts = [show(trace)._repr_mimebundle_()[0]["text/html"] for trace in traces]
+    style = f":root {{ {colours} }} body {{ background: #111 }}" if dark else ""
+    return f"<!doctype html><meta charset='utf-8'><style>{style}</style>{''.join(parts)}"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_kind_of_trace_steps_without_a_kernel(tmp_path, dark):
+    path = tmp_path / "page.html"
+    path.write_text(page_of(LIVE.values(), dark), encoding="utf-8")
+    with browser_page(tmp_path / "profile", offline=True, reduced_motion="reduce") as (page, watch):
+        page.goto(path.as_uri())
+        steppers = page.locator(".sl-ring")
+        assert steppers.count() == len(LIVE)
+        for stepper in steppers.all():
+            last = last_of(stepper)
+            stepper.focus()
+            for wanted in range(1, last + 1):
+                page.keyboard.press("ArrowRight")
+                assert step_of(stepper) == wanted
+            page.keyboard.press("ArrowRight")  # beyond the last
+            assert step_of(stepper) == last
+            assert stepper.evaluate("node => node.getAnimations({subtree: true}).length") == 0
+        alarms = {
+            name for name, stepper in zip(LIVE, steppers.all(), strict=True) if stepper.locator(".sl-alarm").count()
+        }
+        assert alarms == {"gather_adds", "garbage"}
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=SCREENSHOTS / f"traces-{'dark' if dark else 'light'}.png", full_page=True)
+    assert watch.errors == []
+    assert watch.left_the_machine == []
+
+
+def test_exported_page_is_live_without_network(tmp_path):
+    """nbconvert's own page asks for MathJax and RequireJS from the network; the stepper must not need them."""
+    from nbconvert import HTMLExporter
+
+    data, metadata = show(simulate(3))._repr_mimebundle_()
+    notebook = notebook_of(["show(trace)"])
+    notebook.cells[0].outputs = [nbformat.v4.new_output("display_data", data, metadata=metadata)]
+    for name, scripts in (("live", True), ("picture", False)):
+        copy = without_views(nbformat.from_dict(notebook), scripts=scripts)
+        html, _ = HTMLExporter().from_notebook_node(copy)
+        (tmp_path / f"{name}.html").write_text(html, encoding="utf-8")
+    with browser_page(tmp_path / "profile", offline=True) as (page, _):
+        page.goto((tmp_path / "live.html").as_uri())
+        stepper = page.locator(".sl-ring")
+        stepper.get_by_role("button", name="last step").click()
+        assert step_of(stepper) == 4
+        assert "9 of 9 chunks are complete" in stepper.locator("[aria-live]").inner_text()
+        page.screenshot(path=SCREENSHOTS / "exported.png")
+
+        page.goto((tmp_path / "picture.html").as_uri())
+        assert page.locator(".sl-ring").count() == 0
+        assert page.locator("img[src^='data:image/svg+xml']").bounding_box()["width"] > 200
+
+
+def test_saved_html_shows_its_picture_where_scripts_are_removed(tmp_path):
+    html = show(simulate(3))._repr_mimebundle_()[0]["text/html"]
+    path = tmp_path / "page.html"
+    path.write_text(f"<meta charset='utf-8'>{re.sub(r'<script.*?</script>', '', html, flags=re.S)}", encoding="utf-8")
+    with browser_page(tmp_path / "profile", java_script_enabled=False) as (page, watch):
+        page.goto(path.as_uri())
+        assert page.locator("svg").bounding_box()["width"] > 200
+    assert watch.errors == []

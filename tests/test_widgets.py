@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ring_simulator import WRONG, reduce_to_one, simulate, strange_messages
+from ring_simulator import WRONG, gather_only, reduce_to_one, simulate, strange_messages
 from shardlab.errors import UsageError
 from shardlab.records import Call, RingTrace, Run
 from shardlab.widgets import predict, show, table
@@ -23,7 +23,7 @@ from shardlab.widgets.units import bytes_text, number_text, parse_number
 
 ALL_TRACES = [simulate(n) for n in (1, 2, 3, 4, 5, 8, 16)]
 ALL_TRACES += [simulate(4, wrong=wrong) for wrong in WRONG]
-ALL_TRACES += [simulate(8, wrong="gather_adds"), reduce_to_one(4), strange_messages()]
+ALL_TRACES += [simulate(8, wrong="gather_adds"), reduce_to_one(4), strange_messages(), gather_only(4)]
 
 
 # Colours
@@ -90,6 +90,14 @@ def test_a_wrong_run_is_called_wrong():
     assert "is garbage" in frames_of(simulate(4, wrong="garbage"))[1].caption
     few = frames_of(simulate(4, wrong="too_few_steps"))[-1]
     assert few.complete < 16
+
+
+def test_what_is_not_filled_yet_is_not_called_wrong():
+    frames = frames_of(gather_only(3))
+    assert [cell.state for cell in frames[0].cells[0]] == ["complete", "unfilled", "unfilled"]
+    assert [frame.wrong for frame in frames] == [0, 0, 0]
+    assert [frame.complete for frame in frames] == [3, 6, 9]
+    assert "Wrong" not in frames[0].caption
 
 
 def test_only_cells_that_changed_are_marked():

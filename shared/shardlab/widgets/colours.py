@@ -46,6 +46,7 @@ STATES = {
     for state in (
         State("partial", "", "the sum of some ranks' data, each once"),
         State("complete", "✓", "the sum of all ranks' data, each once"),
+        State("unfilled", "", "what was there before anything was sent, none of the ranks' data"),
         State("repeated", "×", "some rank's data was added more than once"),
         State("garbage", "?", "none of the ranks' data, or no sum of them"),
     )

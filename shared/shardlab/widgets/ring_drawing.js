@@ -73,6 +73,7 @@ function drawSegment(parent, look, rank, count, x, y) {
 function stateText(cell) {
   const counts = [...cell.counts].map(Number);
   if (cell.state === "complete") return "✓ complete";
+  if (cell.state === "unfilled") return "not filled";
   if (cell.state === "garbage") return "? garbage";
   if (cell.state === "repeated") return `× rank ${counts.findIndex((n) => n > 1)}: ×${Math.max(...counts)}`;
   return `${counts.filter((n) => n === 1).length} of ${counts.length}`;
@@ -91,6 +92,11 @@ function drawCell(parent, layout, looks, cell, rank, chunk) {
   if (cell.state === "garbage") {
     element(group, "path", { d: hatch(x, y, width, height - 18, 8, true), class: "sl-hatch sl-thin" });
     element(group, "text", { x: x + width / 2, y: y + height / 2, class: "sl-question" }, "?");
+  }
+  if (cell.state === "unfilled") {
+    element(group, "path", { d: hatch(x, y, width, height - 18, 8, false), class: "sl-hatch sl-unset" });
+    element(group, "text", { x: x + width / 2, y: y + height - 5, class: "sl-state" }, text);
+    return;
   }
   [...cell.counts].forEach((count, source) => {
     const line = Math.floor(source / SEGMENT.perLine), place = source % SEGMENT.perLine;

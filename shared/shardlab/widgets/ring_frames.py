@@ -33,7 +33,7 @@ class Cell:
     """A chunk on a rank. counts[r] says how often rank r's data is in it, None that it is garbage."""
 
     counts: tuple[int, ...] | None
-    state: str  # "partial", "complete", "repeated" or "garbage"
+    state: str  # a name in colours.STATES
     changed: bool  # since the step before
 
 
@@ -53,13 +53,20 @@ class Frame:
 def frames_of(trace: RingTrace) -> list[Frame]:
     """One frame per step of the trace. UsageError when the trace cannot be drawn."""
     _validate(trace)
+    unfilled = {
+        (rank, chunk)
+        for rank, row in enumerate(trace.steps[0].held)
+        for chunk, counts in enumerate(row)
+        if _empty(counts)
+    }
     frames: list[Frame] = []
     sent = [0] * trace.world_size
     before: RingStep | None = None
     for number, step in enumerate(trace.steps):
         for transfer in step.transfers:
             sent[transfer.source] += transfer.bytes
-        frames.append(_frame(trace, number, step, before, sent))
+        unfilled = {(rank, chunk) for rank, chunk in unfilled if _empty(step.held[rank][chunk])}
+        frames.append(_frame(trace, number, step, before, sent, unfilled))
         before = step
     return frames
 
@@ -96,10 +103,26 @@ def _validate(trace: RingTrace) -> None:
         )
 
 
-def _frame(trace: RingTrace, number: int, step: RingStep, before: RingStep | None, sent: list[int]) -> Frame:
+def _empty(counts: tuple[int, ...] | None) -> bool:
+    return counts is None or not any(counts)
+
+
+def _frame(
+    trace: RingTrace,
+    number: int,
+    step: RingStep,
+    before: RingStep | None,
+    sent: list[int],
+    unfilled: set[tuple[int, int]],
+) -> Frame:
+    """unfilled: (rank, chunk) that have held garbage since before the first message, as an all-gather's do: not wrong."""
     cells = tuple(
         tuple(
-            Cell(counts, state_of(counts).name, before is not None and counts != before.held[rank][chunk])
+            Cell(
+                counts,
+                _state(counts, (rank, chunk) in unfilled),
+                before is not None and counts != before.held[rank][chunk],
+            )
             for chunk, counts in enumerate(row)
         )
         for rank, row in enumerate(step.held)
@@ -110,7 +133,7 @@ def _frame(trace: RingTrace, number: int, step: RingStep, before: RingStep | Non
     last = len(trace.steps) - 1
     phase = f", {step.phase}" if step.phase else ""
     heading = f"Step {number} of {last}{phase}" if number else "Before the first message"
-    caption = f"{heading}: {_messages(step)} {_summary(step, complete, len(states))}"
+    caption = f"{heading}: {_messages(step)} {_summary(cells, complete, len(states))}"
     arrows = tuple(
         Arrow(
             transfer.source,
@@ -122,6 +145,10 @@ def _frame(trace: RingTrace, number: int, step: RingStep, before: RingStep | Non
         for transfer in step.transfers
     )
     return Frame(heading, caption, arrows, cells, tuple(map(bytes_text, sent)), complete, wrong)
+
+
+def _state(counts: tuple[int, ...] | None, unfilled: bool) -> str:
+    return "unfilled" if unfilled else state_of(counts).name
 
 
 def _messages(step: RingStep) -> str:
@@ -145,12 +172,12 @@ def _everyone_has_only_their_own(step: RingStep) -> bool:
     )
 
 
-def _summary(step: RingStep, complete: int, total: int) -> str:
+def _summary(cells: tuple[tuple[Cell, ...], ...], complete: int, total: int) -> str:
     problems = [
         problem
-        for rank, row in enumerate(step.held)
-        for chunk, counts in enumerate(row)
-        for problem in _problems(rank, chunk, counts)
+        for rank, row in enumerate(cells)
+        for chunk, cell in enumerate(row)
+        for problem in _problems(rank, chunk, cell)
     ]
     named = "; ".join(problems[:PROBLEMS_NAMED])
     more = f"; and {len(problems) - PROBLEMS_NAMED} more" if len(problems) > PROBLEMS_NAMED else ""
@@ -158,11 +185,11 @@ def _summary(step: RingStep, complete: int, total: int) -> str:
     return f"{verdict} Wrong: {named}{more}." if problems else verdict
 
 
-def _problems(rank: int, chunk: int, counts: tuple[int, ...] | None) -> list[str]:
-    if counts is None or not any(counts):
+def _problems(rank: int, chunk: int, cell: Cell) -> list[str]:
+    if cell.state == "garbage":
         return [f"chunk {chunk} on rank {rank} is garbage"]
     return [
         f"chunk {chunk} on rank {rank} has rank {source}'s data {count} times"
-        for source, count in enumerate(counts)
+        for source, count in enumerate(cell.counts or ())
         if count not in (0, 1)
     ]

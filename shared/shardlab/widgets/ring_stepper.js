@@ -42,6 +42,7 @@ const STYLE = `
 .sl-ring svg :is(.sl-complete, .sl-repeated, .sl-garbage) .sl-state { fill: #fff; font-weight: 600; }
 .sl-ring svg .sl-twice { fill: none; stroke: var(--sl-wrong); stroke-width: 2.5; }
 .sl-ring svg .sl-hatch { stroke: var(--sl-wrong); stroke-width: 2; fill: none; }
+.sl-ring svg .sl-unset { stroke: var(--sl-line); stroke-width: .7; }
 .sl-ring svg .sl-thin { stroke-width: 1; }
 .sl-ring svg .sl-question { font-size: 20px; font-weight: 700; text-anchor: middle; paint-order: stroke; stroke: var(--sl-page); stroke-width: 5px; }
 .sl-ring svg .sl-arrow { animation: sl-appear .25s ease-out; }

@@ -121,15 +121,20 @@ def _draw_cell(
     if cell.state == "complete":
         paths["none", _stroke(DONE, 1.6)].append(box(left, width))
         paths["none", _stroke(DONE, 2.4)].append(f"M{sign + 4} {top + 7}l3 3l6 -8")
+    elif cell.state == "unfilled":
+        paths["none", _stroke(LINE, 0.7)].append(_slashes(left, top, width) + box(left, width))
     elif cell.state == "partial":
         paths["none", _stroke(LINE, 0.7)].append(box(left, width))
     else:
-        hatch = "".join(f"M{left + i} {top + HEIGHT}l6 -{HEIGHT}" for i in range(0, width - SIGN - 6, 8))
-        paths["none", _stroke(WRONG, 1.2)].append(hatch)
+        paths["none", _stroke(WRONG, 1.2)].append(_slashes(left, top, width - SIGN))
         paths["none", _stroke(WRONG, 1.8)].append(box(left, width))
         paths[WRONG, ""].append(f"M{sign} {top}h{SIGN}v{HEIGHT}h-{SIGN}z")
         text = "?" if cell.state == "garbage" else f"×{max(counts)}"
         signs.append(f'<tspan x="{sign + SIGN // 2}" y="{top + 10}">{text}</tspan>')
+
+
+def _slashes(left: int, top: int, width: int) -> str:
+    return "".join(f"M{left + i} {top + HEIGHT}l6 -{HEIGHT}" for i in range(0, width - 6, 8))
 
 
 def _stroke(colour: str, width: float) -> str:
