@@ -21,17 +21,17 @@
 #
 # **Where this stands.** In data-parallel training every GPU holds a copy of the model and computes gradients on its own
 # part of the batch. Before the optimizer steps, all copies need the *sum* of all gradients. That operation is called
-# **all-reduce**: everybody starts with a tensor, everybody ends with the sum of all tensors. It happens once per training
-# step, on as many numbers as the model has parameters, so its cost decides whether more GPUs help at all.
+# **all-reduce**: everybody starts with a tensor, everybody ends with the sum of all tensors. It happens once per
+# training step, on as many numbers as the model has parameters, so its cost decides whether more GPUs help at all.
 #
 # At the end of this notebook your own code will do it with the fewest bytes that any method can, and you will have
 # measured that it does. The later labs run on the two halves that you write here: ZeRO shards a model with exactly
 # `reduce_scatter` and `all_gather`.
 #
 # **How to work.** Run the cells from top to bottom (Shift+Enter). Where a cell says `not written yet`, it is your turn.
-# Every exercise has a check right below it, which runs your code on real processes and says what it saw. Hints fold open
-# one at a time, from a nudge to almost the answer. Before each measurement you are asked for a prediction: write one down,
-# even a wild one. The gap between the two is where the learning is.
+# Every exercise has a check right below it, which runs your code on real processes and says what it saw. Hints fold
+# open one at a time, from a nudge to almost the answer. Before each measurement you are asked for a prediction: write
+# one down, even a wild one. The gap between the two is where the learning is.
 
 # %% tags=["parameters"]
 WORLD_SIZE = 4  # number of ranks (processes) in most cells, at least 2
@@ -57,18 +57,19 @@ NBYTES = 4 * NUMEL
 # %% [markdown]
 # ## 1. Ranks and messages, in two minutes
 #
-# `launch(fn, world_size=N)` starts N separate Python processes and runs the same function `fn` in each. A process of such
-# a group is called a **rank**, and is numbered 0 to N-1. N is the **world size**. The ranks share no memory. The only way
-# for a number to get from one to another is a message:
+# `launch(fn, world_size=N)` starts N separate Python processes and runs the same function `fn` in each. A process of
+# such a group is called a **rank**, and is numbered 0 to N-1. N is the **world size**. The ranks share no memory. The
+# only way for a number to get from one to another is a message:
 #
 # - `dist.send(tensor, dst)` gives `tensor` to rank `dst` and **returns when that rank has received it**;
-# - `dist.recv(tensor, src)` waits for a message from rank `src` and writes it **into** `tensor`, which must have the right
-#   size and type already;
-# - `dist.isend` and `dist.irecv` are the same, but return at once with a handle. `handle.wait()` returns when the message is
-#   through. Until then, do not change the tensor that is being sent, and do not read the one that is being received.
+# - `dist.recv(tensor, src)` waits for a message from rank `src` and writes it **into** `tensor`, which must have the
+#   right size and type already;
+# - `dist.isend` and `dist.irecv` are the same, but return at once with a handle. `handle.wait()` returns when the
+#   message is through. Until then, do not change the tensor that is being sent, and do not read the one that is being
+#   received.
 #
-# Here every rank sends its number to the right, to rank `(r + 1) % N`, and receives from the left, rank `(r - 1) % N`. The `%`
-# closes the line of ranks into a ring: the right neighbour of the last rank is rank 0.
+# Here every rank sends its number to the right, to rank `(r + 1) % N`, and receives from the left, rank `(r - 1) % N`.
+# The `%` closes the line of ranks into a ring: the right neighbour of the last rank is rank 0.
 
 
 # %%
@@ -90,8 +91,8 @@ print("\n".join(run.results))
 # %% [markdown]
 # ### Break it on purpose: everybody sends first
 #
-# `dist.send` waits for its receiver. So what happens when every rank sends *before* it receives? Think of four people in
-# a circle who each hold out a parcel with both hands, and take one only when theirs is gone.
+# `dist.send` waits for its receiver. So what happens when every rank sends *before* it receives? Think of four people
+# in a circle who each hold out a parcel with both hands, and take one only when theirs is gone.
 #
 # Run the cell. Nothing hangs: `launch` watches what every rank waits for, finds the circle, ends the ranks and reports.
 
@@ -112,9 +113,9 @@ except LaunchError as report:
     print(report)
 
 # %% [markdown]
-# Read the report from the top: who waits for whom, in which call, on which line. A deadlock is always such a circle, or a
-# wait for somebody who has already left. You now know the two ways out: start the send with `isend` and receive while it
-# is under way, or let some ranks receive first. In a ring the first way is the simpler one.
+# Read the report from the top: who waits for whom, in which call, on which line. A deadlock is always such a circle, or
+# a wait for somebody who has already left. You now know the two ways out: start the send with `isend` and receive while
+# it is under way, or let some ranks receive first. In a ring the first way is the simpler one.
 #
 # ## 2. The obvious way, and its bottleneck
 #
@@ -138,8 +139,8 @@ def naive_all_reduce(tensor):
 
 
 # %% [markdown]
-# **Predict.** How many bytes does rank 0 *receive* when N ranks reduce a tensor of n bytes this way? Then, how many does
-# rank 1 receive? You may type arithmetic.
+# **Predict.** How many bytes does rank 0 *receive* when N ranks reduce a tensor of n bytes this way? Then, how many
+# does rank 1 receive? You may type arithmetic.
 
 # %%
 received_by_0 = predict("bytes received by rank 0, naive all-reduce", unit="bytes", N=WORLD_SIZE, n=NBYTES)
@@ -166,8 +167,9 @@ received_by_1.compare(naive.traffic[1].received)
 show(naive)
 
 # %% [markdown]
-# Rank 0 receives N-1 tensors and sends N-1 tensors; every other rank sends one and receives one. The links of the others lie
-# idle while rank 0 works through its queue. Double the ranks, and rank 0's work roughly doubles: this method does not scale.
+# Rank 0 receives N-1 tensors and sends N-1 tensors; every other rank sends one and receives one. The links of the
+# others lie idle while rank 0 works through its queue. Double the ranks, and rank 0's work roughly doubles: this method
+# does not scale.
 #
 # | naive all-reduce | receives | sends |
 # |---|---|---|
@@ -176,21 +178,21 @@ show(naive)
 #
 # ### How few bytes could it be?
 #
-# Look at one single element, of which each of the N ranks has its own value. Wait for the first moment at which some rank
-# knows the finished sum. Up to then each of the other N-1 ranks must have *sent* something about this element at least
-# once, or its value could not be in the sum. After that moment each of the other N-1 ranks must still *receive* something, since it
-# does not know the sum yet. That makes at least 2(N-1) messages of one element. For n elements all ranks together send at
-# least 2(N-1) n. Somebody sends at least the average, so the **busiest rank** sends at least
+# Look at one single element, of which each of the N ranks has its own value. Wait for the first moment at which some
+# rank knows the finished sum. Up to then each of the other N-1 ranks must have *sent* something about this element at
+# least once, or its value could not be in the sum. After that moment each of the other N-1 ranks must still *receive*
+# something, since it does not know the sum yet. That makes at least 2(N-1) messages of one element. For n elements all
+# ranks together send at least 2(N-1) n. Somebody sends at least the average, so the **busiest rank** sends at least
 #
 # $$\frac{2(N-1)}{N}\,n .$$
 #
-# This is just under 2n, **however many ranks there are** (Patarasuk & Yuan 2009), and it is reached only when all ranks send
-# equally much. So the question becomes: can all ranks be equally busy, all the time?
+# This is just under 2n, **however many ranks there are** (Patarasuk & Yuan 2009), and it is reached only when all ranks
+# send equally much. So the question becomes: can all ranks be equally busy, all the time?
 #
 # ## 3. The ring
 #
-# Cut the tensor into N **chunks**. Chunk 0 is the first n/N elements, chunk 1 the next, and so on; every rank cuts
-# in the same places. And let every rank talk to its two neighbours only: send to the right, receive from the left.
+# Cut the tensor into N **chunks**. Chunk 0 is the first n/N elements, chunk 1 the next, and so on; every rank cuts in
+# the same places. And let every rank talk to its two neighbours only: send to the right, receive from the left.
 #
 # ```text
 #        rank 0 ------> rank 1
@@ -199,13 +201,13 @@ show(naive)
 #        rank 3 <------ rank 2
 # ```
 #
-# Follow chunk 0 alone, with N = 4. It sets out on rank 1 as rank 1's own values. Rank 1 sends it to rank 2, which adds its own values for chunk 0.
-# The sum of two goes to rank 3, which adds its values. The sum of three goes to rank 0, which adds its values: chunk 0 is
-# now complete, on rank 0. That took N-1 = 3 messages.
+# Follow chunk 0 alone, with N = 4. It sets out on rank 1 as rank 1's own values. Rank 1 sends it to rank 2, which adds
+# its own values for chunk 0. The sum of two goes to rank 3, which adds its values. The sum of three goes to rank 0,
+# which adds its values: chunk 0 is now complete, on rank 0. That took N-1 = 3 messages.
 #
-# Chunk 1 makes the same journey one place further on: it sets out on rank 2 and ends, complete, on rank 1. Chunk c sets out on rank c+1
-# and ends on rank c. All N chunks travel **at the same time**, each one place behind the next, so in every step every
-# rank sends one chunk and receives another. Nobody waits, nobody is busier than the others.
+# Chunk 1 makes the same journey one place further on: it sets out on rank 2 and ends, complete, on rank 1. Chunk c sets
+# out on rank c+1 and ends on rank c. All N chunks travel **at the same time**, each one place behind the next, so in
+# every step every rank sends one chunk and receives another. Nobody waits, nobody is busier than the others.
 #
 # This first half is called **reduce-scatter**: the sum exists, but scattered, rank r has chunk r of it.
 #
@@ -213,29 +215,29 @@ show(naive)
 #
 # *Difficulty: medium. Importance: high, ZeRO is built on it. Give it 20 minutes.*
 #
-# **Contract.** `chunks` is a list of N one-dimensional tensors. Chunk c has the same size on every rank, but two chunks may differ in
-# size, and a chunk may be empty. When the function returns, `chunks[r]` on rank r is the sum of all ranks' chunk r. It is
-# changed in place: the tensors in the list are often views of one big tensor, and the result must be seen there. The other
-# chunks may hold anything. Nothing needs to be returned. Use `isend`/`recv` (or `irecv`) with the two neighbours only;
-# every rank sends N-1 chunks. With N = 1 there is nothing to do.
+# **Contract.** `chunks` is a list of N one-dimensional tensors. Chunk c has the same size on every rank, but two chunks
+# may differ in size, and a chunk may be empty. When the function returns, `chunks[r]` on rank r is the sum of all
+# ranks' chunk r. It is changed in place: the tensors in the list are often views of one big tensor, and the result must
+# be seen there. The other chunks may hold anything. Nothing needs to be returned. Use `isend`/`recv` (or `irecv`) with
+# the two neighbours only; every rank sends N-1 chunks. With N = 1 there is nothing to do.
 #
 # <details><summary>Hint 1: a nudge</summary>
 #
-# In each step a rank sends one chunk and receives a different one, into a buffer of its own, and then adds the buffer to
-# its chunk. Take pencil and paper for N = 4 and write down, for rank 0, which chunk goes out and which comes in, in steps 0, 1, 2.
-# Chunk c sets out on rank c+1.
+# In each step a rank sends one chunk and receives a different one, into a buffer of its own, and then adds the buffer
+# to its chunk. Take pencil and paper for N = 4 and write down, for rank 0, which chunk goes out and which comes in, in
+# steps 0, 1, 2. Chunk c sets out on rank c+1.
 # </details>
 #
 # <details><summary>Hint 2: which chunk first</summary>
 #
-# Rank r starts chunk r-1 on its way (it "sets out on rank c+1"). One step later it passes on what it received in the step
-# before: the chunk that started one rank further left, r-2. In the last step it must receive chunk r.
+# Rank r starts chunk r-1 on its way (it "sets out on rank c+1"). One step later it passes on what it received in the
+# step before: the chunk that started one rank further left, r-2. In the last step it must receive chunk r.
 # </details>
 #
 # <details><summary>Hint 3: the indices</summary>
 #
-# In step s = 0, 1, ..., N-2, rank r sends chunk (r - 1 - s) % N and receives chunk (r - 2 - s) % N. In the last step, s = N-2, it
-# receives chunk (r - N) % N = r. In Python `%` of a negative number is what you want: `-1 % 4` is 3.
+# In step s = 0, 1, ..., N-2, rank r sends chunk (r - 1 - s) % N and receives chunk (r - 2 - s) % N. In the last step, s
+# = N-2, it receives chunk (r - N) % N = r. In Python `%` of a negative number is what you want: `-1 % 4` is 3.
 # </details>
 #
 # <details><summary>Hint 4: almost the answer</summary>
@@ -250,8 +252,9 @@ show(naive)
 #     mine += buffer
 #     sending.wait()
 # ```
-# Waiting at the end of the step, not earlier, lets both directions run at once. Waiting at all is what allows the next
-# step to change or send anything that this message is still reading.
+# Waiting for the send at the end of the step, not right after `isend`, lets both directions run at once. But every send
+# must be waited for before the function returns: after that, whoever called it may overwrite a chunk that is still
+# being read.
 # </details>
 
 
@@ -264,12 +267,14 @@ def ring_reduce_scatter(chunks):
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    buffer = torch.empty_like(max(chunks, key=torch.numel))
     for step in range(world_size - 1):
         outgoing = chunks[(rank - 1 - step) % world_size]
         mine = chunks[(rank - 2 - step) % world_size]
-        incoming = torch.empty_like(mine)
+        incoming = buffer[: mine.numel()]
+        receiving = dist.irecv(incoming, left)  # posted first, so that the message finds its place ready
         sending = dist.isend(outgoing, right)
-        dist.recv(incoming, left)
+        receiving.wait()
         mine += incoming
         sending.wait()
     ### END SOLUTION
@@ -281,9 +286,10 @@ check("04.ring_reduce_scatter", ring_reduce_scatter)
 # %% [markdown]
 # ### Watch your own run
 #
-# `trace_ring` runs your function once more, on data that reveals who contributed: the picture is what your code did, message by
-# message. Every row is a rank, every column a chunk; a coloured bar in a cell says whose numbers have been added there.
-# Step with the arrow keys or the buttons. A wrong chunk index shows as a bar that is missing or counted twice.
+# `trace_ring` runs your function once more, on data that reveals who contributed: the picture is what your code did,
+# message by message. Every row is a rank, every column a chunk; a coloured bar in a cell says whose numbers have been
+# added there. Step with the arrow keys or the buttons. A wrong chunk index shows as a bar that is missing or counted
+# twice.
 
 # %%
 show(trace_ring(ring_reduce_scatter, WORLD_SIZE, phase="reduce_scatter"))
@@ -315,15 +321,15 @@ scatter_bytes.compare(run.traffic[0].sent)
 # %% [markdown]
 # ## 4. The second half: all-gather
 #
-# Every rank now has one finished chunk, and everybody needs all of them. Send them round the same ring once more. This time
-# nothing is added: what arrives is finished, and replaces what was there.
+# Every rank now has one finished chunk, and everybody needs all of them. Send them round the same ring once more. This
+# time nothing is added: what arrives is finished, and replaces what was there.
 #
 # ### Exercise 04.ring_all_gather
 #
 # *Difficulty: easy, if the first is done. Importance: high. Give it 10 minutes.*
 #
-# **Contract.** The same kind of list. On entry `chunks[r]` on rank r is finished, and the other chunks hold garbage. When the
-# function returns, every rank has every finished chunk, in place. Every rank sends N-1 chunks.
+# **Contract.** The same kind of list. On entry `chunks[r]` on rank r is finished, and the other chunks hold garbage.
+# When the function returns, every rank has every finished chunk, in place. Every rank sends N-1 chunks.
 #
 # <details><summary>Hint 1: a nudge</summary>
 #
@@ -332,8 +338,8 @@ scatter_bytes.compare(run.traffic[0].sent)
 #
 # <details><summary>Hint 2: the indices</summary>
 #
-# In step s rank r sends chunk (r - s) % N, which is its own in step 0 and what it received a step ago later on. It receives
-# chunk (r - 1 - s) % N. No buffer is needed: receive straight into the chunk.
+# In step s rank r sends chunk (r - s) % N, which is its own in step 0 and what it received a step ago later on. It
+# receives chunk (r - 1 - s) % N. No buffer is needed: receive straight into the chunk.
 # </details>
 
 
@@ -347,8 +353,9 @@ def ring_all_gather(chunks):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     for step in range(world_size - 1):
+        receiving = dist.irecv(chunks[(rank - 1 - step) % world_size], left)
         sending = dist.isend(chunks[(rank - step) % world_size], right)
-        dist.recv(chunks[(rank - 1 - step) % world_size], left)
+        receiving.wait()
         sending.wait()
     ### END SOLUTION
 
@@ -362,28 +369,28 @@ show(trace_ring(ring_all_gather, WORLD_SIZE, phase="all_gather"))
 # %% [markdown]
 # ## 5. Together: all-reduce of any tensor
 #
-# Cut, reduce-scatter, all-gather. What is left is the real world: a tensor may have any shape and any type, its size need
-# not be a multiple of N, and it may not lie in one piece in memory. `send` and `recv` accept only **contiguous** tensors, whose
-# elements lie one after the other. A transposed matrix, or every second column of one, does not.
+# Cut, reduce-scatter, all-gather. What is left is the real world: a tensor may have any shape and any type, its size
+# need not be a multiple of N, and it may not lie in one piece in memory. `send` and `recv` accept only **contiguous**
+# tensors, whose elements lie one after the other. A transposed matrix, or every second column of one, does not.
 #
 # ### Exercise 04.ring_all_reduce
 #
 # *Difficulty: medium; the cutting has traps. Importance: high. Give it 20 minutes.*
 #
 # **Contract.** `tensor` has any shape (also none at all, `torch.tensor(3.0)`, and no elements) and any type that can be
-# added. When the function returns, `tensor` itself holds the sum on every rank. Other tensors that share its memory keep
-# theirs. Every rank sends 2(N-1)/N n elements, or a little more if you pad n up to a multiple of N.
+# added. When the function returns, `tensor` itself holds the sum on every rank. Other tensors that share its memory
+# keep theirs. Every rank sends 2(N-1)/N n elements, or a little more if you pad n up to a multiple of N.
 #
 # <details><summary>Hint 1: a trap</summary>
 #
-# `torch.chunk(5 elements, 4)` gives **three** chunks (2, 2, 1), not four: it rounds the size up first. Try it. Then look up
-# `torch.tensor_split`.
+# `torch.chunk(5 elements, 4)` gives **three** chunks (2, 2, 1), not four: it rounds the size up first. Try it. Then
+# look up `torch.tensor_split`.
 # </details>
 #
 # <details><summary>Hint 2: a flat view, if there is one</summary>
 #
-# `tensor.contiguous()` is the tensor itself when it lies in one piece, and a copy when it does not. `.view(-1)` of that is one-dimensional.
-# If it is a copy, the sum must be written back at the end, with `tensor.copy_(...)`.
+# `tensor.contiguous()` is the tensor itself when it lies in one piece, and a copy when it does not. `.view(-1)` of that
+# is one-dimensional. If it is a copy, the sum must be written back at the end, with `tensor.copy_(...)`.
 # </details>
 
 
@@ -446,7 +453,8 @@ growth.compare(max(rank.sent for rank in runs[8].traffic) / max(rank.sent for ra
 charts.bytes_per_rank([(n, [rank.sent for rank in runs[n].traffic], 2 * (n - 1) * 4 * DIVISIBLE / n) for n in SIZES])
 
 # %% [markdown]
-# Four times the ranks, and a rank sends 1.75 times as much; with a thousand ranks it would be 1.998 times. Beside it the busiest rank of the naive way:
+# Four times the ranks, and a rank sends 1.75 times as much; with a thousand ranks it would be 1.998 times. Beside it
+# the busiest rank of the naive way:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -531,17 +539,17 @@ for name, totals in run.traffic[0].by_operation.items():
 
 # %% [markdown]
 # The difference is rounding: floating-point addition depends on the order, and the two add in different orders. But all
-# ranks of your ring agree to the last bit, since every chunk was added up once, on one way round the ring, and then copied. That matters: copies
-# of a model that differ in the last bit drift apart.
+# ranks of your ring agree to the last bit, since every chunk was added up once, on one way round the ring, and then
+# copied. That matters: copies of a model that differ in the last bit drift apart.
 #
 # A word on honesty. Your sends and receives were counted one by one. For the library's `all_reduce` the meter shows the
-# *published* cost of the best algorithm, 2(N-1)/N n, because a library does not tell what it really sends. Your ring's figure is measured,
-# the library's is booked.
+# *published* cost of the best algorithm, 2(N-1)/N n, because a library does not tell what it really sends. Your ring's
+# figure is measured, the library's is booked.
 #
 # ## 8. Time: the alpha-beta model
 #
-# Bytes are not seconds. The simplest model that explains the seconds has two numbers. A message costs a fixed
-# time **alpha**, however small it is (the latency), and a time **beta** for every byte (one over the bandwidth):
+# Bytes are not seconds. The simplest model that explains the seconds has two numbers. A message costs a fixed time
+# **alpha**, however small it is (the latency), and a time **beta** for every byte (one over the bandwidth):
 #
 # $$t(\text{message of } b \text{ bytes}) = \alpha + \beta\, b .$$
 #
@@ -591,13 +599,16 @@ charts.alpha_beta_fit(
 )
 
 # %% [markdown]
-# For small tensors the time does not depend on the size: latency rules, and sending many small tensors is wasteful. That is why lab 05
-# collects gradients into buckets. For large ones the time grows with the bytes, and the ring is at its best.
+# For small tensors the time does not depend on the size: latency rules, and sending many small tensors is wasteful.
+# That is why lab 05 collects gradients into buckets. For large ones the time grows with the bytes, and the ring is at
+# its best.
 #
-# Where ranks share the cores of one machine, alpha and beta describe that machine's scheduler and memory rather than a network, and
-# the fit is rough: it has two numbers for everything. Its use is the shape of the curve, and a first estimate.
+# Where ranks share the cores of one machine, alpha and beta describe that machine's scheduler and memory rather than a
+# network, and the fit is rough: it has two numbers for everything. Its use is the shape of the curve, and a first
+# estimate.
 #
-# Now let the model predict the naive way, and measure it. Rank 0 handles 2(N-1) messages of the whole n, one after the other:
+# Now let the model predict the naive way, and measure it. Rank 0 handles 2(N-1) messages of the whole n, one after the
+# other:
 #
 # $$t_\text{naive}(n) = 2(N-1)\,(\alpha + \beta\, n).$$
 
@@ -618,12 +629,14 @@ table(
 )
 
 # %% [markdown]
-# Compare the columns on your machine, and be a critic. The model says that the ring wins at every size and by a factor of
-# nearly N for large ones. Every rank of a ring needs a core and a link of its own for that: on two cores, four ranks take turns, and
-# all of them work in every ring step, whereas in the naive way only two do. On N GPUs or N machines the links really are separate.
+# Compare the columns on your machine, and be a critic. The model says that the ring wins at every size and by a factor
+# of nearly N for large ones. Every rank of a ring needs a core and a link of its own for that: on two cores, four ranks
+# take turns, and all of them work in every ring step, whereas in the naive way only two do. On N GPUs or N machines the
+# links really are separate.
 #
-# For comparing machines of different sizes, NVIDIA's `nccl-tests` reports the **bus bandwidth**: bytes n divided by the time, times
-# 2(N-1)/N. It is the rate at which each link was really used, so it can be held against what the hardware promises.
+# For comparing machines of different sizes, NVIDIA's `nccl-tests` reports the **bus bandwidth**: bytes n divided by the
+# time, times 2(N-1)/N. It is the rate at which each link was really used, so it can be held against what the hardware
+# promises.
 
 # %%
 largest, seconds = 4 * timed_sizes[-1], ring_seconds[-1]
@@ -634,8 +647,8 @@ print(f"bus bandwidth       {theory.format_bytes(theory.bus_bandwidth('all_reduc
 # %% [markdown]
 # ## 9. Break it on purpose: a wrong index
 #
-# This ring is off by one: it starts with chunk r instead of chunk r-1. With two ranks, and ones everywhere, could you see it from the
-# result alone? Step through the picture, and find what each rank ends up with.
+# This ring is off by one: it starts with chunk r instead of chunk r-1. With two ranks, and ones everywhere, could you
+# see it from the result alone? Step through the picture, and find what each rank ends up with.
 
 
 # %%
@@ -654,51 +667,56 @@ def off_by_one(chunks):
 show(trace_ring(off_by_one, WORLD_SIZE, phase="reduce_scatter"))
 
 # %% [markdown]
-# It is a perfectly good reduce-scatter, of another convention: rank r ends with chunk r+1. Follow it with an all-gather of
-# the same convention and the all-reduce is right. Follow it with *yours*, and every rank hands out a chunk that is not finished. Nothing crashes, no
-# message is missing, the numbers are just wrong. Conventions between the two halves are part of the contract.
+# It is a perfectly good reduce-scatter, of another convention: rank r ends with chunk r+1. Follow it with an all-gather
+# of the same convention and the all-reduce is right. Follow it with *yours*, and every rank hands out a chunk that is
+# not finished. Nothing crashes, no message is missing, the numbers are just wrong. Conventions between the two halves
+# are part of the contract.
 #
 # ## 10. What production systems do differently
 #
-# - **NCCL** runs several rings at once over different links, cuts each chunk into slices so that adding one slice overlaps with
-#   receiving the next, and does both in one GPU kernel. For small tensors, where alpha rules, it uses trees, whose number of steps grows
-#   with log N instead of N.
-# - On a network of machines with several GPUs each, the ring is often hierarchical: first inside a machine, then between machines, since the two
-#   kinds of link differ tenfold in bandwidth.
-# - Some switches can add numbers themselves. Then a rank sends n and receives n, half of the bound of section 2: the bound
-#   counts what ranks send when only ranks can add.
+# - **NCCL** runs several rings at once over different links, cuts each chunk into slices so that adding one slice
+#   overlaps with receiving the next, and does both in one GPU kernel. For small tensors, where alpha rules, it uses
+#   trees, whose number of steps grows with log N instead of N.
+# - On a network of machines with several GPUs each, the ring is often hierarchical: first inside a machine, then
+#   between machines, since the two kinds of link differ tenfold in bandwidth.
+# - Some switches can add numbers themselves. Then a rank sends n and receives n, half of the bound of section 2: the
+#   bound counts what ranks send when only ranks can add.
 # - PyTorch's `DistributedDataParallel` does not wait for all gradients before it starts. Lab 05 builds that.
 #
 # ## 11. Questions
 #
 # Answer in a sentence or two, then compare with the solution.
+#
+# **Q1.** A model has 7.5 billion parameters with fp16 gradients, and is trained on 64 GPUs. How many messages does a
+# rank send in one ring all-reduce of all gradients, and how many bytes?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-steps", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
-# **Q1.** A model has 7.5 billion parameters with fp16 gradients, and is trained on 64 GPUs. How many messages does a rank
-# send in one ring all-reduce of all gradients, and how many bytes?
-#
-# **Answer.** 2(N-1) = 126 messages, whatever the size of the model. Bytes: n = 15 GB, times 2(N-1)/N = 1.96875, makes 29.5 GB.
+# 2(N-1) = 126 messages, whatever the size of the model. Bytes: n = 15 GB, times 2(N-1)/N = 1.96875, makes 29.5 GB.
+
+# %% [markdown]
+# **Q2.** How much memory does a ring all-reduce need on a rank, beyond the tensor itself?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-memory", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
-# **Q2.** How much memory does a ring all-reduce need on a rank, beyond the tensor itself?
-#
-# **Answer.** One receive buffer of a chunk, n/N elements, during the first half. In the second half chunks are received in place. A tensor that is not
-# contiguous costs a copy of n elements on top.
+# One receive buffer of a chunk, n/N elements, during the first half. In the second half chunks are received in place. A
+# tensor that is not contiguous costs a copy of n elements on top.
+
+# %% [markdown]
+# **Q3.** In a reduce-scatter with `isend`, a rank adds to one chunk while another is still being sent. Why is that
+# safe? Where at the latest must a rank wait for its sends, and what goes wrong if it never does?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-wait", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
-# **Q3.** In the reduce-scatter, `mine += incoming` runs before `sending.wait()`. The message that is under way still reads `outgoing`.
-# Why is this safe, and when would it not be?
-#
-# **Answer.** `outgoing` and `mine` are different chunks, so nothing that is being sent is changed. It would not be safe to
-# write into `outgoing`, or to let the next step add to a chunk while it is still being sent: hence the wait before the next step.
+# The chunk that is being sent and the chunk that is added to are different ones, and in this half a chunk that was sent
+# once is never written again. So a rank could wait for all its sends at the end, but not later: the all-gather that
+# follows receives into these very chunks. Without the wait, a slow link would send what the all-gather has already
+# written there: wrong sums, now and then.
 
 # %% [markdown]
 # ## Sources
 #
-# - P. Patarasuk, X. Yuan: *Bandwidth optimal all-reduce algorithms for clusters of workstations*, Journal of Parallel and Distributed
-#   Computing 69(2), 2009: the ring and the lower bound.
-# - R. Thakur, R. Rabenseifner, W. Gropp: *Optimization of collective communication operations in MPICH*, IJHPCA 19(1), 2005: the alpha-beta
-#   model and when trees win.
+# - P. Patarasuk, X. Yuan: *Bandwidth optimal all-reduce algorithms for clusters of workstations*, Journal of Parallel
+#   and Distributed Computing 69(2), 2009: the ring and the lower bound.
+# - R. Thakur, R. Rabenseifner, W. Gropp: *Optimization of collective communication operations in MPICH*, IJHPCA 19(1),
+#   2005: the alpha-beta model and when trees win.
 # - `doc/PERFORMANCE.md` of NVIDIA's nccl-tests: algorithm and bus bandwidth.
-# - S. Rajbhandari et al.: *ZeRO: Memory optimizations toward training trillion parameter models*, arXiv 1910.02054, section 7: what ZeRO does with the
-#   two halves.
+# - S. Rajbhandari et al.: *ZeRO: Memory optimizations toward training trillion parameter models*, arXiv 1910.02054,
+#   section 7: what ZeRO does with the two halves.
