@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from shardlab.checks import check
 from shardlab.errors import CheckFailed
 from zoo import Specimen, specimens

@@ -1,4 +1,4 @@
-"""Lab 04, reduce-scatter and all-gather on a ring: right solutions that manage buffers and handles in their own ways."""
+"""Lab 04, reduce-scatter and all-gather on a ring: right ones with buffers and handles in their own ways."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     check("04.ring_all_reduce", ring_all_reduce)
 
-A check is one function per exercise, `probe(solution) -> str`, registered with `@exercise`. It raises `CheckFailed` at the
-first fault and returns the lines of the verdict otherwise. LABS says which module holds the probes of a lab; it is
+A check is one function per exercise, `probe(solution) -> str`, registered with `@exercise`. It raises `CheckFailed` at
+the first fault and returns the lines of the verdict otherwise. LABS says which module holds the probes of a lab; it is
 imported when one of its exercises is asked for.
 """
 
@@ -13,8 +13,14 @@ import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from .trace import trace_ring as trace_ring
+
+__all__ = ["Exercise", "check", "exercise", "exercises", "find_exercise", "trace_ring"]
 
 LABS = {
     "04": "shardlab.checks.ring",
@@ -78,3 +84,10 @@ def check(exercise_id: str, solution: Callable) -> None:
     """
     found = find_exercise(exercise_id)
     print(f"{found.id}: right\n{found.probe(solution)}")
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: it imports torch.
+    if name == "trace_ring":
+        return importlib.import_module(".trace", __name__).trace_ring
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

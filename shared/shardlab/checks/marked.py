@@ -1,8 +1,8 @@
 """Data that says where it came from: from a sum one can read whose part is in it, how often, and for which element.
 
-Rank r's part of element p is B^r (1 + K (p+1)). As long as every part is counted fewer than B times, a sum of parts of one
-element is s (1 + K (p+1)), where the base-B digits of s are the counts; s is the sum modulo K. All numbers are integers
-that the dtype holds exactly, so any order of summation gives the same.
+Rank r's part of element p is B^r (1 + K (p+1)). As long as every part is counted fewer than B times, a sum of parts of
+one element is s (1 + K (p+1)), where the base-B digits of s are the counts; s is the sum modulo K. All numbers are
+integers that the dtype holds exactly, so any order of summation gives the same.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ _EXACT_BITS = {torch.float32: 24, torch.float64: 53, torch.int32: 31, torch.int6
 
 @dataclass(frozen=True)
 class Mark:
-    """What a number says: counts[r] is how often rank r's part is in it; position is the element it belongs to."""
+    """What a number says: counts[r] is how often rank r's part is in it; position is the element it belongs to, or
+    None when parts of different elements have been added.
+    """
 
     counts: tuple[int, ...]
-    position: int
+    position: int | None
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,16 @@ class Marks:
         return (digits * (1 + (positions << self.shift))).to(self.dtype)
 
     def read(self, value: float | int) -> Mark | None:
-        """None when the number is no sum of parts of one element."""
+        """None when the number is no sum of parts."""
         if value != value or value in (float("inf"), float("-inf")) or value <= 0 or value != int(value):
             return None
         digits = int(value) % (1 << self.shift)
         high = int(value) >> self.shift
-        if digits == 0 or high % digits or not 1 <= high // digits <= MOST_ELEMENTS:
+        if not digits <= high <= MOST_ELEMENTS * digits or digits >= 1 << (self.digit_bits * self.world_size):
             return None
         base = 1 << self.digit_bits
         counts = tuple((digits >> (self.digit_bits * rank)) % base for rank in range(self.world_size))
-        return Mark(counts, high // digits - 1)
+        return Mark(counts, None if high % digits else high // digits - 1)
 
 
 def names(ranks: list[int]) -> str:

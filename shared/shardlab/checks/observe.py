@@ -6,15 +6,16 @@ Checks run on the CPU with gloo, also where there are GPUs, so that they say the
 from __future__ import annotations
 
 import inspect
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckFailed, LaunchError
+from ..records import Call, Where
 from ..runtime import launch
 from ..runtime.places import place, source
-from ..records import Call, Where
 from .trial import Begun, Case, Issued, Observation, Raised, read_notes, run_trial
 
 TIMEOUT = 20.0  # seconds without any progress; deadlocks are found sooner
@@ -99,18 +100,37 @@ def breakdown(trial: Trial) -> CheckFailed:
     case, rank = _stopped(trial, error.rank or 0)
     raised = [note for note in trial.notes[rank] if isinstance(note, Raised)]
     if raised and raised[0].type == "NotImplementedError" and raised[0].own:
-        return CheckFailed(trial.exercise, "not written", f"{_where(raised[0].where)} raises NotImplementedError")
+        return CheckFailed(trial.exercise, "not written", _where(raised[0].where))
+    different = _different_sizes(trial)
+    if different:
+        said, call = different
+        hint = "both sides of a message have the same number of elements and the same dtype (torch.empty_like)"
+        return CheckFailed(trial.exercise, "crash", f"N = {trial.world_size}, {said}", hint, _where(call.where))
     if raised:
         return _raised(trial, rank, raised[0])
     if error.kind in ("deadlock", "timeout", "disagree"):
         return _hang(trial, case, error)
     lines = error.report.splitlines()
-    return CheckFailed(
-        trial.exercise,
-        "crash",
-        f"{trial.at(rank, case)}: {lines[0]}",
-        look=next((line.strip() for line in lines[1:] if " line " in line), "") or _last_call(trial, rank),
-    )
+    look = next((line.strip() for line in lines[1:] if " line " in line), "") or _last_call(trial, rank)
+    return CheckFailed(trial.exercise, "crash", f"{trial.at(rank, case)}: {lines[0]}", look=look)
+
+
+def _different_sizes(trial: Trial) -> tuple[str, Issued] | None:
+    """The first message of the last case whose two ends disagree: gloo ends the process that receives it."""
+    ends: dict[tuple[int, int, str], list[Issued]] = {}
+    for rank, notes in enumerate(trial.notes):
+        begun = [place for place, note in enumerate(notes) if isinstance(note, Begun)]
+        for note in notes[begun[-1] :] if begun else []:
+            if isinstance(note, Issued) and note.peer is not None and note.op in ("send", "recv"):
+                path = (rank, note.peer) if note.op == "send" else (note.peer, rank)
+                ends.setdefault((*path, note.op), []).append(note)
+    for (sender, receiver, op), sends in ends.items():
+        receives = ends.get((sender, receiver, "recv"), []) if op == "send" else []
+        for sent, received in zip(sends, receives, strict=False):
+            if (sent.numel, sent.dtype) != (received.numel, received.dtype):
+                said = f"rank {sender} sends {sent.numel} {sent.dtype} to rank {receiver}, which receives"
+                return f"{said} {received.numel} {received.dtype}", received
+    return None
 
 
 def _stopped(trial: Trial, blamed: int) -> tuple[int, int]:
@@ -122,24 +142,25 @@ def _stopped(trial: Trial, blamed: int) -> tuple[int, int]:
 
 
 _HINTS = {
+    "view size is not compatible": "view(-1) needs a contiguous tensor; reshape(-1) makes a copy if it must",
     "contiguous": "a message is one block of memory: send and recv take contiguous tensors only",
     "does not require grad": "the collective works on the numbers: use detach() or torch.no_grad()",
     "zero-dimensional": "a 0-d tensor has no dimension to cut: flatten it first",
     "0 dimension": "a 0-d tensor has no dimension to cut: flatten it first",
-    "view size is not compatible": "view(-1) needs a contiguous tensor; reshape(-1) makes a copy if it must",
     "Invalid destination rank": "ranks run from 0 to N-1; the right neighbour of rank r is (r + 1) % N",
+    "Pair is not connected": "a rank cannot send to itself: with N = 1 there is nothing to do",
     "rank should not be the same": "a rank cannot send to itself: with N = 1 there is nothing to do",
     "must match the size": "chunks need not have the same size: make each buffer as large as what comes in",
 }
 
 
 def _raised(trial: Trial, rank: int, raised: Raised) -> CheckFailed:
-    text = (raised.message.strip().splitlines() or [""])[0][:MOST_CHARACTERS]
+    text = re.sub(r"\[enforce fail at [^\]]*\] ", "", (raised.message.strip().splitlines() or [""])[0])
     hint = next((hint for words, hint in _HINTS.items() if words in raised.message), "")
     return CheckFailed(
         trial.exercise,
         "crash",
-        f"{trial.at(rank, raised.case)}: {raised.type}: {text}",
+        f"{trial.at(rank, raised.case)}: {raised.type}: {text[:MOST_CHARACTERS]}",
         hint,
         _where(raised.where) or _last_call(trial, rank),
     )
@@ -148,19 +169,32 @@ def _raised(trial: Trial, rank: int, raised: Raised) -> CheckFailed:
 def _hang(trial: Trial, case: int, error: LaunchError) -> CheckFailed:
     """The launch's report, condensed: who waits for whom, the usual cause, the line of the first rank that waits."""
     lines = error.report.splitlines()
-    ranks = [line.strip() for line in lines if line.startswith("  rank ")]
-    waits = [line.replace(" was waiting", " waits") for line in ranks if "barrier" not in line]
-    waits += [line.split(" was ")[0] + " had returned" for line in ranks if "barrier" in line]
+    waits, places = [], []
+    returned = {rank for rank, notes in enumerate(trial.notes) if _has_returned(notes)}
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if not line.startswith("  rank "):
+            continue
+        if int(line.split()[1]) in returned:
+            waits.append(f"rank {line.split()[1]} had returned")
+        else:
+            waits.append(line.strip().replace(" was waiting", " waits"))
+            places += [following.strip()] if following.startswith("      ") else []
+    cause = next((line.partition(": ")[2] for line in lines if line.startswith("Usual cause")), lines[0])
+    if returned:
+        # They stand in the check's own barrier, which the report cannot know.
+        cause = "a recv for every send, and a send for every recv: count both, per step and rank"
     more = f"; and {len(waits) - 3} more" if len(waits) > 3 else ""
-    place_lines = [line.strip() for line in lines if line.startswith("      ")]
-    cause = next((line.partition(": ")[2] for line in lines if line.startswith("Usual cause")), "")
     return CheckFailed(
         trial.exercise,
         "hang",
         f"N = {trial.world_size}, {trial.cases[case].name}: {'; '.join(waits[:3])}{more}",
-        cause or lines[0],
-        place_lines[0] if place_lines else "",
+        cause,
+        places[0] if places else "",
     )
+
+
+def _has_returned(notes: list[Any]) -> bool:
+    return bool(notes) and isinstance(notes[-1], Observation)
 
 
 def _where(where: Where | None) -> str:

@@ -1,11 +1,11 @@
 """Lab 04: checks of a ring reduce-scatter, all-gather and all-reduce.
 
-Looked at, in this order, at N = 2, 3, 4, 5 and 1: which calls are made, the values on every rank, the bytes of the busiest
-rank, whom it talks to; at last the values again with ranks whose messages complete as late as they may. Memory is not
-looked at: a ring that keeps N copies of the tensor must have received them, so its bytes tell.
+Looked at, in this order, at N = 2, 3, 4, 5 and 1: which calls are made, the values on every rank, the bytes of the
+busiest rank, whom it talks to; at last the values again with ranks whose messages complete as late as they may. Memory
+is not looked at: a ring that keeps N copies of the tensor must have received them, so its bytes tell.
 
-A solution whose values depend on luck, because it uses a buffer too early, can fail at any point. So when values are wrong
-the same trial runs once more with late messages and copied sends: if that changes anything, the reason is "order".
+A solution whose values depend on luck, because it uses a buffer too early, can fail at any point. So when values are
+wrong the same trial runs once more with late messages and copied sends: if anything changes, the reason is "order".
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from ..errors import CheckFailed
 from ..theory import format_bytes
 from . import exercise
 from .observe import Trial, breakdown, check_signature, line_of, observe, unfinished
-from .ring_cases import ChunksCase, Data, TensorCase, balanced
+from .ring_cases import FLOAT32, ChunksCase, Data, TensorCase, balanced
 from .ring_traffic import judge_calls, judge_traffic, sent_by_busiest
-from .trial import Case, Observation
+from .trial import Case, Observation, unwaited_receives
 
 WORLD_SIZES = (2, 3, 4, 5, 1)
 LATE = ((3, (0,)), (4, (1, 2)))  # world size, ranks whose messages complete late
+ALL_KINDS_UP_TO = 3  # ranks: dtypes and layouts are tried at N = 1, 2, 3; more ranks can only add index mistakes
 LARGE = 840  # elements a chunk where bytes are measured: divisible by 2..8, so halves and pieces are exact too
 
 FLOAT64, INT64, INT32 = (Data("marked", dtype) for dtype in (torch.float64, torch.int64, torch.int32))
@@ -35,37 +36,48 @@ NORMAL = Data("normal", torch.float32)
 def chunk_cases(phase: str, n: int) -> list[Case]:
     """Cases for a phase at world size n, the simplest first. float32 marks have room for 15 elements in all."""
 
-    def case(sizes: tuple[int, ...], *data: Data, **how: str) -> Case:
-        return ChunksCase(phase, sizes, *data, **how)
+    def case(sizes: tuple[int, ...], data: Data = FLOAT32, **how: str) -> Case:
+        return ChunksCase(phase, sizes, data, **how)  # type: ignore[arg-type]
 
     uneven = (1, 4, 0, 2, 3)[:n]
-    cases = [
+    first: list[Case] = [
         case((3,) * n, storage="separate"),
         case((LARGE,) * n, SMALL32),
         case((2,) * n, remark="called again"),
-        *(case(balanced(count, n)) for count in (9, 5, 2, 1, 0)),
+        *(case(balanced(count, n)) for count in (9, 5, 2)),
         case(uneven, storage="separate"),
+    ]
+    if phase == "all-gather":
+        first += [case((3,) * n, garbage="nan", remark="nan in the unfinished chunks")]
+    if n > ALL_KINDS_UP_TO:
+        return first
+    return [
+        *first,
+        *(case(balanced(count, n)) for count in (1, 0)),
         case(uneven[::-1], storage="inner"),
         case((2,) * n, storage="inner"),
         case(uneven, FLOAT64),
         case(balanced(11, n), INT64, storage="separate"),
         case(balanced(7, n), HALF),
         case(balanced(7, n), BFLOAT),
-        case(tuple(LARGE + 61 * (i % 3) for i in range(n)), SMALL32),
         case(balanced(97, n), NORMAL),
     ]
-    if phase == "all-gather":
-        cases += [case((3,) * n, garbage="nan", remark="nan in the unfinished chunks")]
-    return cases
 
 
 def tensor_cases(n: int) -> list[Case]:
     """Cases for the all-reduce at world size n, the simplest first."""
-    return [
+    first: list[Case] = [
         TensorCase(3 * n),
         TensorCase(LARGE * n, SMALL32),
         TensorCase(3 * n, remark="called again"),
-        *(TensorCase(count) for count in (9, 5, 2, 1, 0)),
+        *(TensorCase(count) for count in (9, 5, 2)),
+        TensorCase(LARGE * n + 1, SMALL32),
+    ]
+    if n > ALL_KINDS_UP_TO:
+        return first
+    return [
+        *first,
+        *(TensorCase(count) for count in (1, 0)),
         TensorCase(12, view="2-D"),
         TensorCase(12, view="transposed"),
         TensorCase(7, view="every second element of a larger tensor"),
@@ -78,7 +90,6 @@ def tensor_cases(n: int) -> list[Case]:
         TensorCase(5, INT32),
         TensorCase(7, HALF),
         TensorCase(9, BFLOAT, view="transposed"),
-        TensorCase(LARGE * n + 1, SMALL32),
         TensorCase(97, NORMAL),
     ]
 
@@ -109,9 +120,16 @@ class Contract:
             if any(one.judged.finding for one in seen):
                 self._wrong_values(solution, trial, index, seen)
             judge_traffic(trial, case, index, seen, self.phases)
+        self._finish(trial)
+        return trial
+
+    def _finish(self, trial: Trial) -> None:
+        """Raises what a trial ended with, if it did not end well."""
+        for notes in trial.notes:
+            if notes and isinstance(notes[-1], Observation) and unwaited_receives(notes[-1].calls):
+                raise _order(trial, notes[-1].case, [notes[-1]])
         if trial.error:
             raise breakdown(trial)
-        return trial
 
     def _wrong_values(self, solution: Callable, trial: Trial, index: int, seen: list[Observation]) -> None:
         if any(unfinished(one.calls) for one in seen):
@@ -133,38 +151,36 @@ class Contract:
         for index in range(len(cases)):
             seen = trial.observations(index)
             if seen is None:
-                raise breakdown(trial)
+                break
             if any(one.judged.finding for one in seen):
                 raise _order(trial, index, seen, late=seen)
-        if trial.error:
-            raise breakdown(trial)
+        self._finish(trial)
 
     def _verdict(self, trials: list[Trial]) -> str:
         measured = [trial for trial in trials if trial.world_size > 1]
         sent = [sent_by_busiest(trial.observations(1) or []) for trial in measured]
         cases = sum(len(trial.cases) for trial in trials)
-        sizes = ", ".join(f"N = {trial.world_size}" for trial in measured)
+        sizes = ", ".join(str(trial.world_size) for trial in measured)
         return "\n".join(
             [
-                f"  values: right on every rank in {cases} cases, at N = 1 to {max(WORLD_SIZES)}, also with late messages",
-                f"  bytes sent per rank at {sizes}: {', '.join(format_bytes(one.bytes) for one in sent)}, which is"
+                f"  values: right on every rank in {cases} cases, N = 1 to {max(WORLD_SIZES)}, also with late messages",
+                f"  bytes sent per rank at N = {sizes}: {', '.join(format_bytes(one.bytes) for one in sent)}, which is"
                 f" {'2' if self.phases == 2 else ''}(N-1)/N n",
                 f"  messages sent per rank: {', '.join(str(one.messages) for one in sent)}"
-                f" (a plain ring: {'2' if self.phases == 2 else ''}(N-1))",
+                f" (a plain ring: {'2(N-1)' if self.phases == 2 else 'N-1'})",
             ]
         )
 
 
-def _order(
-    trial: Trial, index: int, seen: list[Observation], late: list[Observation] | None = None
-) -> CheckFailed:
+def _order(trial: Trial, index: int, seen: list[Observation], late: list[Observation] | None = None) -> CheckFailed:
     """Values that depend on when messages complete: which kind of haste was it, and in which line."""
     at = f"N = {trial.world_size}, {trial.cases[index].name}"
-    for rank, one in enumerate(seen):
-        for call in unfinished(one.calls):
-            if call.op == "recv":
-                said = f"{at}: rank {rank} never waits for a receive, so it may use the buffer before the data is there"
-                return CheckFailed(trial.exercise, "order", said, "wait() before the buffer is read", line_of(call))
+    for one in seen:
+        for call in unwaited_receives(one.calls):
+            said = (
+                f"{at}: rank {call.rank} never waits for a receive, so it may use the buffer before the data is there"
+            )
+            return CheckFailed(trial.exercise, "order", said, "wait() before the buffer is read", line_of(call))
     if late is not None and any(one.judged.unusable for one in late):
         return CheckFailed(
             trial.exercise,

@@ -93,8 +93,8 @@ class TensorCase:
 
 @dataclass(frozen=True)
 class ChunksCase:
-    """N chunks. phase: "reduce-scatter" or "all-gather". storage: "separate", "views" of one tensor, or "inner" views of a
-    larger one. garbage: what unfinished chunks hold before an all-gather, "marked" or "nan".
+    """N chunks. phase: "reduce-scatter" or "all-gather". storage: "separate", "views" of one tensor, or "inner" views
+    of a larger one. garbage: what unfinished chunks hold before an all-gather, "marked" or "nan".
     """
 
     phase: str

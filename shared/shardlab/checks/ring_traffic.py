@@ -27,10 +27,11 @@ class Traffic:
 
 
 def traffic_of(calls: Sequence[Call]) -> Traffic:
+    """Of send and recv alone: harmless collectives do not count."""
     sends = [call for call in calls if call.op == "send"]
     return Traffic(
-        bytes=int(sum(call.sent for call in calls)),
-        received=int(sum(call.received for call in calls)),
+        bytes=int(sum(call.sent for call in sends)),
+        received=int(sum(call.received for call in calls if call.op == "recv")),
         messages=len(sends),
         largest=max((call.numel for call in sends), default=0),
     )
@@ -77,12 +78,12 @@ def judge_traffic(trial: Trial, case: Case, index: int, seen: Sequence[Observati
 def most_elements(case: Case, n: int, phases: int, messages: int) -> int:
     """The most that a rank may send in a case that is large enough, in elements.
 
-    Chunks of given sizes: all but one are sent. A tensor: N-1 chunks of ceil(n/N) a phase, which is (N-1)/N n when N
+    Chunks of one given size: all but one are sent. A tensor: N-1 chunks of ceil(n/N) a phase, which is (N-1)/N n when N
     divides n, and padding to a multiple of N otherwise; then one element more for every message more than N-1 a phase,
     since pieces are rounded too.
     """
     if isinstance(case, ChunksCase):
-        return sum(case.sizes) - min(case.sizes)
+        return (n - 1) * case.sizes[0]
     assert isinstance(case, TensorCase)
     plain = phases * (n - 1)
     rounding = max(0, messages - plain) if case.count % n else 0
@@ -93,23 +94,29 @@ def _judge_bytes(trial: Trial, case: Case, index: int, traffic: list[Traffic], p
     n = trial.world_size
     assert isinstance(case, (ChunksCase, TensorCase))
     elements = sum(case.sizes) if isinstance(case, ChunksCase) else case.count
-    if elements < LARGE_ENOUGH * n:
+    if elements < LARGE_ENOUGH * n or (isinstance(case, ChunksCase) and len(set(case.sizes)) > 1):
         return
-    busiest = max(range(n), key=lambda rank: max(traffic[rank].bytes, traffic[rank].received))
-    most = most_elements(case, n, phases, traffic[busiest].messages) * case.data.dtype.itemsize
-    it = traffic[busiest]
-    if max(it.bytes, it.received) <= most:
-        return
-    verb, moved = ("sent", it.bytes) if it.bytes > most else ("received", it.received)
-    formula = f"{'2' if phases == 2 else ''}(N-1)/N n = {most:,} bytes in {phases * (n - 1)} messages"
-    said = f"rank {busiest} {verb} {moved:,} bytes" + (f" in {it.messages} messages" if verb == "sent" else "")
-    totals = [traffic[rank].bytes + traffic[rank].received for rank in range(n)]
-    if max(totals) > 1.2 * min(totals) or verb == "received":
-        least = min(range(n), key=totals.__getitem__)
-        said += f", rank {least} {traffic[least].bytes if verb == 'sent' else traffic[least].received:,} bytes"
+    for verb, moved in (("sent", [one.bytes for one in traffic]), ("received", [one.received for one in traffic])):
+        busiest = max(range(n), key=moved.__getitem__)
+        most = most_elements(case, n, phases, traffic[busiest].messages) * case.data.dtype.itemsize
+        if moved[busiest] > most:
+            raise _too_much(trial, index, verb, moved, traffic[busiest], most, phases, elements)
+
+
+def _too_much(
+    trial: Trial, index: int, verb: str, moved: list[int], it: Traffic, most: int, phases: int, elements: int
+) -> CheckFailed:
+    n, steps = trial.world_size, phases * (trial.world_size - 1)
+    busiest, laziest = moved.index(max(moved)), moved.index(min(moved))
+    said = f"rank {busiest} {verb} {moved[busiest]:,} bytes"
+    said += f" in {it.messages} message{'s' * (it.messages > 1)}" if verb == "sent" else ""
+    if moved[busiest] > 1.2 * moved[laziest]:
+        said += f", rank {laziest} only {moved[laziest]:,}"
         look = "the busiest rank counts: in a ring all ranks send and receive alike"
     elif it.largest >= elements:
         look = "what a step sends: one chunk, not the whole tensor"
     else:
         look = "how many steps a phase takes (N-1, not N), and what each step sends (one chunk)"
-    raise CheckFailed(trial.exercise, "bytes", f"N = {n}, {case.name}: {said}", f"at most {formula}", look)
+    formula = f"{'2' if phases == 2 else ''}(N-1)/N n = {most:,} bytes in {steps} message{'s' * (steps > 1)}"
+    at = f"N = {n}, {trial.cases[index].name}"
+    return CheckFailed(trial.exercise, "bytes", f"{at}: {said}", f"at most {formula}", look)

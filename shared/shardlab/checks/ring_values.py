@@ -17,16 +17,17 @@ IN_PLACE = "in place: write into the tensor that was handed in (a += b, a.copy_(
 def judge_all_reduce(
     tensor: torch.Tensor, parts: list[torch.Tensor], rank: int, marks_of: MarksOf, returned: Any, touched: bool
 ) -> Judged:
-    """tensor: what was handed in, after the call. parts[r]: rank r's values before it, flat. touched: see `_outside`."""
+    """tensor: what was handed in, after the call. parts[r]: rank r's values before it, flat. touched: see _outside."""
     got, want = tensor.detach().reshape(-1), _total(parts)
     judged = Judged(None, digest_of([got]), unusable(got))
     index = _first_difference(got, want, _tolerance(parts))
     if index is None:
         return _with(judged, _outside("the tensor") if touched else None)
     if torch.equal(got, parts[rank]):
+        look = f"whether the steps are taken at all for this size; then {IN_PLACE}"
         handed_back = isinstance(returned, torch.Tensor) and returned is not tensor
         seen = "the tensor handed in did not change" + ("; a new one was returned" if handed_back else "")
-        return _with(judged, Finding(seen, "the sum over all ranks in that tensor", IN_PLACE))
+        return _with(judged, Finding(seen, "the sum over all ranks in that tensor", look))
     seen, look = _element(got, want, index, len(parts), marks_of)
     return _with(judged, Finding(f"element {index} {seen}", "the sum of every rank's part, once each", look))
 
@@ -40,7 +41,7 @@ def judge_reduce_scatter(
     marks_of: MarksOf,
     touched: bool,
 ) -> Judged:
-    """chunks: the tensors handed in; given: the list handed in, after the call. split[r][c]: rank r's part of chunk c."""
+    """chunks: the tensors handed in; given: the list handed in, after the call. split[r][c]: rank r's chunk c."""
     got = chunks[rank]
     parts = [part[rank] for part in split]
     judged = Judged(None, digest_of([got]), unusable(got))
@@ -58,7 +59,9 @@ def judge_reduce_scatter(
     if complete:
         seen += f"; chunk {complete[0]} is complete there instead"
         look = "which chunk is sent first: the chunk that a rank sends first ends one place before that rank"
-    return _with(judged, Finding(f"chunk {rank}, element {index} {seen}", f"on rank {rank}, chunk {rank} complete", look))
+    return _with(
+        judged, Finding(f"chunk {rank}, element {index} {seen}", f"on rank {rank}, chunk {rank} complete", look)
+    )
 
 
 def judge_all_gather(
@@ -70,7 +73,7 @@ def judge_all_gather(
     marks_of: MarksOf,
     touched: bool,
 ) -> Judged:
-    """As `judge_reduce_scatter`. The finished chunk c is split[c][c]; before[c] is what chunk c held before the call."""
+    """As `judge_reduce_scatter`. The finished chunk c is split[c][c]; before[c]: what it held before the call."""
     judged = Judged(None, digest_of(chunks), any(unusable(chunk) for chunk in chunks))
     for owner, chunk in enumerate(chunks):
         want = split[owner][owner]
@@ -97,7 +100,7 @@ def _gathered(
 ) -> tuple[str, str]:
     first = "which chunk a rank may pass on: its own first, then always the one that came last"
     if owner == rank:
-        return f"is {_number(got[index])}, was {_number(want[index])}", "a rank's own chunk is finished: only send it"
+        return "has been overwritten, though it was finished", "a rank's own chunk is only sent, never received into"
     if torch.equal(got, before):
         return "still holds what was there before the call", f"whether the chunk arrived. Or {IN_PLACE}"
     if torch.equal(got, before + want):
@@ -113,31 +116,29 @@ def _gathered(
     return _element(got, want, index, len(split), marks_of)[0], first
 
 
-def _element(
-    got: torch.Tensor, want: torch.Tensor, index: int, world_size: int, marks_of: MarksOf
-) -> tuple[str, str]:
+def _element(got: torch.Tensor, want: torch.Tensor, index: int, world_size: int, marks_of: MarksOf) -> tuple[str, str]:
     """What is wrong with one element, and where to look."""
     value, right = got[index].item(), want[index].item()
-    plain = f"is {_number(got[index])}, not {_number(want[index])}"
+    digits = 8 if f"{value:.8g}" != f"{right:.8g}" else 17
+    plain = f"is {value:.{digits}g}, not {right:.{digits}g}"
     if right and abs(value * world_size - right) <= 1e-3 * abs(right) and world_size > 1:
         return "has been divided by N: it is the average", "the contract says sum"
     mark = marks_of(world_size).read(value) if marks_of else None
     if mark is None:
-        look = "values or messages of this type" if marks_of and got.dtype != torch.float32 else ""
+        other = got.dtype not in (torch.float32, torch.int32)
+        look = "whether it becomes another dtype on the way, in a buffer or in a sum" if other else ""
         return plain, look
     wrong = miscounted(mark.counts)
+    if mark.position is None:
+        return "adds up parts of different elements", "in each step, is what arrives added to the chunk that was sent?"
     right_mark = marks_of(world_size).read(right) if marks_of else None
-    if right_mark is not None and mark.position != right_mark.position:
+    if right_mark is not None and right_mark.position is not None and mark.position != right_mark.position:
         away = mark.position - right_mark.position
-        return f"holds what belongs {abs(away)} place{'s' * (abs(away) > 1)} {'further on' if away > 0 else 'before'}", (
-            "which chunk is sent and which one receives, step by step"
+        return (
+            f"holds what belongs {abs(away)} place{'s' * (abs(away) > 1)} {'further on' if away > 0 else 'before'}",
+            ("which chunk is sent and which one receives, step by step"),
         )
     return (f"is wrong: {wrong}" if wrong else plain), "which chunk is sent in each step, and how many steps there are"
-
-
-def _number(value: torch.Tensor) -> str:
-    number = value.item()
-    return f"{number:g}" if abs(number) < 1e6 or number != number else f"{number:.8g}"
 
 
 def _total(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -160,11 +161,8 @@ def _tolerance(parts: list[torch.Tensor]) -> torch.Tensor:
 def _first_difference(got: torch.Tensor, want: torch.Tensor, tolerance: torch.Tensor) -> int | None:
     if torch.equal(got, want):
         return None
-    if got.is_floating_point():
-        near = (got.double() - want.double()).abs() <= tolerance.double()
-    else:
-        near = got == want
-    far = (~near).nonzero()
+    near = (got.double() - want.double()).abs() <= tolerance.double()
+    far = (~near).nonzero() if got.is_floating_point() else (got != want).nonzero()
     return int(far[0]) if len(far) else None
 
 

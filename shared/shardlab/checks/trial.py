@@ -50,7 +50,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One rank's part of a case. judge(returned value) looks at the values; spoil() overwrites all that was handed in."""
+    """One rank's part of a case. judge(returned value) looks at the values; spoil() overwrites what was handed in."""
 
     args: tuple
     judge: Callable[[Any], Judged]
@@ -77,6 +77,8 @@ class Issued:
 
     op: str
     peer: int | None
+    numel: int
+    dtype: str
     where: Where | None
 
 
@@ -100,6 +102,14 @@ class Observation:
     calls: list[Call] = field(default_factory=list)
 
 
+class UnwaitedReceiveError(Exception):
+    """A solution returned without having waited for all it receives."""
+
+
+def unwaited_receives(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if call.op == "recv" and call.completed is None and call.numel]
+
+
 def run_trial(folder: str, solution: Callable, cases: Sequence[Case], copy_sends: bool) -> None:
     """What a check launches. The notes of rank r go to folder/r, one pickle after the other.
 
@@ -120,7 +130,11 @@ def run_trial(folder: str, solution: Callable, cases: Sequence[Case], copy_sends
     ):
         for index, case in enumerate(cases):
             _note(file, Begun(index))
-            _note(file, _run_case(file, index, case.prepare(rank, world_size), solution))
+            observation = _run_case(file, index, case.prepare(rank, world_size), solution)
+            _note(file, observation)
+            if unwaited_receives(observation.calls):
+                # Its handle is gone, so the message may never arrive and the sender may wait for ever: end here.
+                raise UnwaitedReceiveError
             dist.barrier()
 
 
@@ -129,7 +143,7 @@ def _run_case(file: Any, index: int, prepared: Prepared, solution: Callable) -> 
 
     def issued(call: Call, tensor: torch.Tensor | None) -> None:
         calls.append(call)
-        _note(file, Issued(call.op, call.peer, call.where))
+        _note(file, Issued(call.op, call.peer, call.numel, call.dtype, call.where))
 
     try:
         with on_call(issued):
@@ -176,7 +190,7 @@ def _copy_what_is_sent() -> None:
         copies.append([tensor.clone() for tensor in tensors])
         return send(group, copies[-1], *args)
 
-    ProcessGroup.send = send_copy  # type: ignore[method-assign]
+    ProcessGroup.send = send_copy  # type: ignore[method-assign, assignment]
 
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
