@@ -23,7 +23,7 @@ pytestmark = [
 REAL = ROOT / "solutions" / "04_ring_all_reduce.ipynb"
 STEPPER = ".jp-OutputArea-output .sl-ring"
 FIXTURE = [
-    "from ring_simulator import gather_only, simulate, strange_messages\nfrom shardlab.widgets import predict, show, table",
+    "from ring_simulator import simulate, strange_messages\nfrom shardlab.widgets import predict, show, table",
     "p = predict('bytes sent by rank 0', unit='bytes', N=4, n=1_048_576 * 4)",
     "show(simulate(4))",
     "p.compare(6_291_456)",

@@ -115,7 +115,7 @@ def _frame(
     sent: list[int],
     unfilled: set[tuple[int, int]],
 ) -> Frame:
-    """unfilled: (rank, chunk) that have held garbage since before the first message, as an all-gather's do: not wrong."""
+    """unfilled: (rank, chunk) that hold garbage since before the first message, as in an all-gather: not wrong."""
     cells = tuple(
         tuple(
             Cell(

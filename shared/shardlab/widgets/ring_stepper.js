@@ -10,6 +10,7 @@ const STYLE = `
   padding: 10px; border: 1px solid var(--sl-line); border-radius: 6px; max-width: 1400px; box-sizing: border-box; }
 .sl-ring:focus-visible, .sl-ring button:focus-visible, .sl-ring input:focus-visible {
   outline: 3px solid var(--sl-accent); outline-offset: 2px; }
+.sl-ring:focus-visible { outline-offset: -3px; } /* a notebook's output area would cut it off */
 .sl-ring .sl-title { font-weight: 600; margin: 0 0 6px; }
 .sl-ring .sl-controls { display: flex; flex-wrap: wrap; gap: 6px; align-items: center; margin-bottom: 6px; }
 .sl-ring button { color: inherit; background: var(--sl-raised); border: 1px solid var(--sl-line); border-radius: 4px;
