@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardlab.records import RingStep, RingTrace, Transfer
+from shardlab.records import Call, RingStep, RingTrace, Run, Transfer
 
 Counts = tuple[int, ...] | None
 WRONG = ("gather_adds", "overwrites", "too_few_steps", "garbage", "gathers_the_unfinished")
@@ -84,3 +84,19 @@ def _move(
         else:
             held[destination][chunk] = tuple(a + b for a, b in zip(mine, counts, strict=True))
     return _step(tuple(Transfer(*move, chunk_bytes) for move in moves), held, phase)
+
+
+def _send(rank: int, index: int, peer: int, size: int) -> Call:
+    return Call(rank, index, "send", peer, size // 4, "float32", size, 0, 0.0)
+
+
+def _receive(rank: int, index: int, peer: int, size: int) -> Call:
+    return Call(rank, index, "recv", peer, size // 4, "float32", 0, size, 0.0)
+
+
+def ring_run(world_size: int) -> Run:
+    """A run in which every rank sent 3000 bytes to the next."""
+    calls = [
+        [_send(r, 0, (r + 1) % world_size, 3000), _receive(r, 1, (r - 1) % world_size, 3000)] for r in range(world_size)
+    ]
+    return Run(world_size, "cpu", "gloo", 0.1, [None] * world_size, calls)

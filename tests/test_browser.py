@@ -33,7 +33,7 @@ FIXTURE = [
     "show(simulate(4, wrong='garbage'))",
     "show(strange_messages())",
     "show(simulate(1))",
-    "from test_widgets import ring_run\nshow(ring_run(4))",
+    "from ring_simulator import ring_run\nshow(ring_run(4))",
     "stepper = show(simulate(3))\nstepper",
     "stepper",
 ]
