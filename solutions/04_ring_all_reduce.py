@@ -40,12 +40,12 @@ SEED = 0
 MEGABYTES = 4  # size of the tensor in most measurements, in MB (1 MB is 10**6 bytes)
 
 # %% tags=["export"]
-import torch
-import torch.distributed as dist
-
 # %%
 import statistics
 import time
+
+import torch
+import torch.distributed as dist
 
 from shardlab import check, device, launch, predict, show, table, theory, trace_ring
 from shardlab.errors import LaunchError
@@ -629,10 +629,12 @@ table(
 )
 
 # %% [markdown]
-# Compare the columns on your machine, and be a critic. The model says that the ring wins at every size and by a factor
-# of nearly N for large ones. Every rank of a ring needs a core and a link of its own for that: on two cores, four ranks
-# take turns, and all of them work in every ring step, whereas in the naive way only two do. On N GPUs or N machines the
-# links really are separate.
+# Compare the columns on your machine, and be a critic. The model says that the ring wins at every size, and by a factor
+# of nearly N for large ones. On a machine with fewer cores than ranks you will not see that, and here is why. Add up
+# what *all* ranks send: the naive way sends 2(N-1) n, and the ring sends N times 2(N-1)/N n, which is the same. The ring
+# moves no fewer bytes, it spreads them over all links. Where all links are one memory and two cores, spreading gains
+# nothing, and the ring even pays for waking up every rank in every step. On N GPUs, or N machines, each rank has a link
+# of its own, and the busiest one decides.
 #
 # For comparing machines of different sizes, NVIDIA's `nccl-tests` reports the **bus bandwidth**: bytes n divided by the
 # time, times 2(N-1)/N. It is the rate at which each link was really used, so it can be held against what the hardware
