@@ -40,12 +40,12 @@ SEED = 0
 MEGABYTES = 4  # size of the tensor in most measurements, in MB (1 MB is 10**6 bytes)
 
 # %% tags=["export"]
+import torch
+import torch.distributed as dist
+
 # %%
 import statistics
 import time
-
-import torch
-import torch.distributed as dist
 
 from shardlab import check, device, launch, predict, show, table, theory, trace_ring
 from shardlab.errors import LaunchError
@@ -82,7 +82,9 @@ def meet_the_neighbours():
     sending = dist.isend(mine, right)
     dist.recv(received, left)
     sending.wait()
-    return f"rank {rank}: sent {rank} to rank {right}, received {int(received)} from rank {left}"
+    return (
+        f"rank {rank}: sent {rank} to rank {right}, received {int(received)} from rank {left}"
+    )
 
 
 run = launch(meet_the_neighbours, world_size=WORLD_SIZE, device=DEVICE)
@@ -124,7 +126,7 @@ except LaunchError as report:
 
 # %%
 def naive_all_reduce(tensor):
-    """The sum over all ranks, in place: everything goes to rank 0, which adds, and comes back."""
+    """The sum over all ranks, in place: rank 0 collects, adds, and sends the sum back."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         incoming = torch.empty_like(tensor)
@@ -143,15 +145,19 @@ def naive_all_reduce(tensor):
 # does rank 1 receive? You may type arithmetic.
 
 # %%
-received_by_0 = predict("bytes received by rank 0, naive all-reduce", unit="bytes", N=WORLD_SIZE, n=NBYTES)
+received_by_0 = predict(
+    "bytes received by rank 0, naive all-reduce", unit="bytes", N=WORLD_SIZE, n=NBYTES
+)
 
 # %%
-received_by_1 = predict("bytes received by rank 1, naive all-reduce", unit="bytes", N=WORLD_SIZE, n=NBYTES)
+received_by_1 = predict(
+    "bytes received by rank 1, naive all-reduce", unit="bytes", N=WORLD_SIZE, n=NBYTES
+)
 
 
 # %%
 def sum_with(all_reduce, numel):
-    """What every rank runs in the measurements: a tensor of its own, then the all-reduce. Returns the sum's ends."""
+    """Runs on every rank: makes a tensor, all-reduces it, returns its first and last element."""
     tensor = torch.full((numel,), float(dist.get_rank() + 1), device=device())
     all_reduce(tensor)
     return tensor[0].item(), tensor[-1].item()
@@ -262,7 +268,8 @@ show(naive)
 def ring_reduce_scatter(chunks):
     """Leaves the sum over all ranks of chunk r in `chunks[r]` on rank r, in place.
 
-    chunks: a list of N 1-D tensors, chunk c of the same size on every rank. The other chunks hold partial sums afterwards.
+    chunks: a list of N 1-D tensors, chunk c of the same size on every rank. The other chunks hold
+    partial sums afterwards.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -272,7 +279,9 @@ def ring_reduce_scatter(chunks):
         outgoing = chunks[(rank - 1 - step) % world_size]
         mine = chunks[(rank - 2 - step) % world_size]
         incoming = buffer[: mine.numel()]
-        receiving = dist.irecv(incoming, left)  # posted first, so that the message finds its place ready
+        receiving = dist.irecv(
+            incoming, left
+        )  # posted first, so that the message finds its place ready
         sending = dist.isend(outgoing, right)
         receiving.wait()
         mine += incoming
@@ -300,10 +309,14 @@ show(trace_ring(ring_reduce_scatter, WORLD_SIZE, phase="reduce_scatter"))
 # **Predict.** How many messages does one rank send, and how many bytes, when the tensor has n bytes?
 
 # %%
-scatter_messages = predict("messages sent by one rank, ring reduce-scatter", N=WORLD_SIZE, n=NBYTES)
+scatter_messages = predict(
+    "messages sent by one rank, ring reduce-scatter", N=WORLD_SIZE, n=NBYTES
+)
 
 # %%
-scatter_bytes = predict("bytes sent by one rank, ring reduce-scatter", unit="bytes", N=WORLD_SIZE, n=NBYTES)
+scatter_bytes = predict(
+    "bytes sent by one rank, ring reduce-scatter", unit="bytes", N=WORLD_SIZE, n=NBYTES
+)
 
 
 # %%
@@ -396,7 +409,7 @@ show(trace_ring(ring_all_gather, WORLD_SIZE, phase="all_gather"))
 
 # %% nbgrader={"grade": false, "grade_id": "ring_all_reduce", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 def ring_all_reduce(tensor):
-    """Leaves the sum over all ranks in `tensor`, in place, on every rank. Any shape, any type that can be added.
+    """Leaves the sum over all ranks in `tensor`, in place, on every rank. Any shape and dtype.
 
     Every rank sends 2(N-1)/N n elements in 2(N-1) messages (Patarasuk & Yuan 2009).
     """
@@ -447,10 +460,17 @@ rows = [
 table(rows, equal=("bytes predicted", "bytes, busiest rank"))
 
 # %%
-growth.compare(max(rank.sent for rank in runs[8].traffic) / max(rank.sent for rank in runs[2].traffic))
+growth.compare(
+    max(rank.sent for rank in runs[8].traffic) / max(rank.sent for rank in runs[2].traffic)
+)
 
 # %%
-charts.bytes_per_rank([(n, [rank.sent for rank in runs[n].traffic], 2 * (n - 1) * 4 * DIVISIBLE / n) for n in SIZES])
+charts.bytes_per_rank(
+    [
+        (n, [rank.sent for rank in runs[n].traffic], 2 * (n - 1) * 4 * DIVISIBLE / n)
+        for n in SIZES
+    ]
+)
 
 # %% [markdown]
 # Four times the ranks, and a rank sends 1.75 times as much; with a thousand ranks it would be 1.998 times. Beside it
@@ -458,7 +478,9 @@ charts.bytes_per_rank([(n, [rank.sent for rank in runs[n].traffic], 2 * (n - 1) 
 
 # %%
 # NBVAL_CHECK_OUTPUT
-naive_runs = {n: launch(sum_with, n, args=(naive_all_reduce, DIVISIBLE), device="cpu") for n in (2, 4, 8)}
+naive_runs = {
+    n: launch(sum_with, n, args=(naive_all_reduce, DIVISIBLE), device="cpu") for n in (2, 4, 8)
+}
 table(
     [
         {
@@ -466,7 +488,8 @@ table(
             "naive: rank 0 sends": naive_runs[n].traffic[0].sent,
             "naive: rank 1 sends": naive_runs[n].traffic[1].sent,
             "ring: every rank sends": max(rank.sent for rank in runs[n].traffic),
-            "naive / ring": naive_runs[n].traffic[0].sent / max(rank.sent for rank in runs[n].traffic),
+            "naive / ring": naive_runs[n].traffic[0].sent
+            / max(rank.sent for rank in runs[n].traffic),
         }
         for n in naive_runs
     ]
@@ -484,11 +507,16 @@ table(
 lengths = [100, 1_000, 10_000, 100_000, 1_000_000]
 messages = {
     f"N = {n}": [
-        launch(sum_with, n, args=(ring_all_reduce, numel), device="cpu").traffic[0].messages_sent for numel in lengths
+        launch(sum_with, n, args=(ring_all_reduce, numel), device="cpu")
+        .traffic[0]
+        .messages_sent
+        for numel in lengths
     ]
     for n in (2, 4, 8)
 }
-figure = charts.steps_against(lengths, messages, xlabel="elements in the tensor", ylabel="messages sent by a rank")
+figure = charts.steps_against(
+    lengths, messages, xlabel="elements in the tensor", ylabel="messages sent by a rank"
+)
 figure.axes[0].set_xscale("log")
 figure
 
@@ -533,7 +561,10 @@ def compare_with_library(numel, seed):
 
 run = launch(compare_with_library, WORLD_SIZE, args=(100_000, SEED), device=DEVICE)
 print("largest difference from dist.all_reduce:", max(biggest for biggest, _ in run.results))
-print("all ranks of your ring agree bit for bit:", all(numbers == run.results[0][1] for _, numbers in run.results))
+print(
+    "all ranks of your ring agree bit for bit:",
+    all(numbers == run.results[0][1] for _, numbers in run.results),
+)
 for name, totals in run.traffic[0].by_operation.items():
     print(f"{name:>10}: {totals.calls} calls, {totals.sent:,.0f} bytes sent")
 
@@ -580,15 +611,24 @@ def time_all_reduce(all_reduce, sizes, repeats):
 
 
 timed_sizes = [4**k for k in range(4, 12)]  # elements: 256 to 4,194,304
-ring_timed = launch(time_all_reduce, WORLD_SIZE, args=(ring_all_reduce, timed_sizes, 5), device=DEVICE, meter=False)
-ring_seconds = [max(of_ranks) for of_ranks in zip(*ring_timed.results, strict=True)]  # the slowest rank counts
+ring_timed = launch(
+    time_all_reduce,
+    WORLD_SIZE,
+    args=(ring_all_reduce, timed_sizes, 5),
+    device=DEVICE,
+    meter=False,
+)
+ring_seconds = [
+    max(of_ranks) for of_ranks in zip(*ring_timed.results, strict=True)
+]  # the slowest rank counts
 
 STEPS = 2 * (WORLD_SIZE - 1)
 per_step = [4 * numel / WORLD_SIZE for numel in timed_sizes]  # bytes
 alpha, beta = theory.fit_alpha_beta(
     [(STEPS, nbytes, seconds) for nbytes, seconds in zip(per_step, ring_seconds, strict=True)]
 )
-print(f"alpha = {theory.format_seconds(alpha)} per message, beta = {theory.format_seconds(beta * 1e6)} per MB")
+print("alpha:", theory.format_seconds(alpha), "per message")
+print("beta: ", theory.format_seconds(beta * 10**6), "per MB")
 
 # %%
 charts.alpha_beta_fit(
@@ -613,15 +653,23 @@ charts.alpha_beta_fit(
 # $$t_\text{naive}(n) = 2(N-1)\,(\alpha + \beta\, n).$$
 
 # %%
-naive_timed = launch(time_all_reduce, WORLD_SIZE, args=(naive_all_reduce, timed_sizes, 5), device=DEVICE, meter=False)
+naive_timed = launch(
+    time_all_reduce,
+    WORLD_SIZE,
+    args=(naive_all_reduce, timed_sizes, 5),
+    device=DEVICE,
+    meter=False,
+)
 naive_seconds = [max(of_ranks) for of_ranks in zip(*naive_timed.results, strict=True)]
 table(
     [
         {
             "bytes": 4 * numel,
-            "ring, model (ms)": 1e3 * theory.ring_all_reduce_time(4 * numel, WORLD_SIZE, alpha, beta),
+            "ring, model (ms)": 1e3
+            * theory.ring_all_reduce_time(4 * numel, WORLD_SIZE, alpha, beta),
             "ring, measured (ms)": 1e3 * ring,
-            "naive, model (ms)": 1e3 * theory.naive_all_reduce_time(4 * numel, WORLD_SIZE, alpha, beta),
+            "naive, model (ms)": 1e3
+            * theory.naive_all_reduce_time(4 * numel, WORLD_SIZE, alpha, beta),
             "naive, measured (ms)": 1e3 * naive,
         }
         for numel, ring, naive in zip(timed_sizes, ring_seconds, naive_seconds, strict=True)
@@ -642,9 +690,11 @@ table(
 
 # %%
 largest, seconds = 4 * timed_sizes[-1], ring_seconds[-1]
+algorithm = theory.algorithm_bandwidth(largest, seconds)
+bus = theory.bus_bandwidth("all_reduce", largest, seconds, WORLD_SIZE)
 print(f"{theory.format_bytes(largest)} in {theory.format_seconds(seconds)}")
-print(f"algorithm bandwidth {theory.format_bytes(theory.algorithm_bandwidth(largest, seconds))}/s")
-print(f"bus bandwidth       {theory.format_bytes(theory.bus_bandwidth('all_reduce', largest, seconds, WORLD_SIZE))}/s")
+print(f"algorithm bandwidth {theory.format_bytes(algorithm)}/s")
+print(f"bus bandwidth       {theory.format_bytes(bus)}/s")
 
 # %% [markdown]
 # ## 9. Break it on purpose: a wrong index
@@ -658,7 +708,10 @@ def off_by_one(chunks):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     for step in range(world_size - 1):
-        outgoing, mine = chunks[(rank - step) % world_size], chunks[(rank - 1 - step) % world_size]
+        outgoing, mine = (
+            chunks[(rank - step) % world_size],
+            chunks[(rank - 1 - step) % world_size],
+        )
         incoming = torch.empty_like(mine)
         sending = dist.isend(outgoing, right)
         dist.recv(incoming, left)
