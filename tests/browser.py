@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+from uuid import uuid4
 
 import psutil
 
@@ -54,7 +55,8 @@ class Lab:
     folder: Path
 
     def page(self, notebook: str) -> str:
-        return f"{self.url}/lab/tree/{notebook}?token={TOKEN}"
+        # A workspace of its own, or JupyterLab opens what an earlier page had open too.
+        return f"{self.url}/lab/workspaces/{uuid4().hex}/tree/{notebook}?token={TOKEN}"
 
 
 @contextmanager

@@ -26,6 +26,17 @@ def simulate(world_size: int, *, wrong: str = "", chunk_bytes: int = 1_048_576) 
     return RingTrace(n, tuple(steps), f"ring all-reduce on {n} ranks" + (f" ({wrong})" if wrong else ""))
 
 
+def scatter_only(world_size: int, off_by_one: bool = False) -> RingTrace:
+    """A reduce-scatter alone. off_by_one: chunk r is complete on rank r-1 in the end, which is not where it belongs."""
+    n = world_size
+    held: list[list[Counts]] = [[_own(rank, n) for _ in range(n)] for rank in range(n)]
+    steps = [_step((), held, "")]
+    for number in range(n - 1):
+        moves = [(rank, (rank + 1) % n, (rank - 1 + off_by_one - number) % n) for rank in range(n)]
+        steps.append(_move(held, moves, "reduce-scatter", 4096, add=True))
+    return RingTrace(n, tuple(steps), f"reduce-scatter on {n} ranks")
+
+
 def gather_only(world_size: int) -> RingTrace:
     """An all-gather alone: each rank begins with its own chunk finished and garbage in the others."""
     n = world_size

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from browser import ROOT, SCREENSHOTS, Lab, browser_page, chromium, jupyterlab
-from ring_simulator import WRONG, gather_only, simulate, strange_messages
+from ring_simulator import WRONG, gather_only, scatter_only, simulate, strange_messages
 from shardlab.widgets import show
 from shardlab.widgets.saved import without_views
 
@@ -184,6 +184,7 @@ LIVE = {
     "1 rank": simulate(1),
     "strange messages": strange_messages(),
     "all-gather": gather_only(4),
+    "off by one": scatter_only(4, off_by_one=True),
     **{wrong: simulate(4, wrong=wrong) for wrong in WRONG},
 }
 
@@ -218,7 +219,7 @@ def test_every_kind_of_trace_steps_without_a_kernel(tmp_path, dark):
         alarms = {
             name for name, stepper in zip(LIVE, steppers.all(), strict=True) if stepper.locator(".sl-alarm").count()
         }
-        assert alarms == {"gather_adds", "garbage"}
+        assert alarms == {*WRONG, "off by one"}
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SCREENSHOTS / f"traces-{'dark' if dark else 'light'}.png", full_page=True)
     assert watch.errors == []

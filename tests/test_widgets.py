@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from ring_simulator import WRONG, gather_only, reduce_to_one, simulate, strange_messages
+from ring_simulator import WRONG, gather_only, reduce_to_one, scatter_only, simulate, strange_messages
 from shardlab.errors import UsageError
-from shardlab.records import RingTrace
+from shardlab.records import RingStep, RingTrace
 from shardlab.widgets import show
 from shardlab.widgets.colours import FILLS, contrast, rank_look, state_of, text_on
 from shardlab.widgets.predict import Prediction
@@ -19,8 +19,8 @@ from shardlab.widgets.ring_svg import ring_svg
 from shardlab.widgets.saved import VIEW, without_views
 
 ALL_TRACES = [simulate(n) for n in (1, 2, 3, 4, 5, 8, 16)]
-ALL_TRACES += [simulate(4, wrong=wrong) for wrong in WRONG]
-ALL_TRACES += [simulate(8, wrong="gather_adds"), reduce_to_one(4), strange_messages(), gather_only(4)]
+ALL_TRACES += [simulate(4, wrong=wrong) for wrong in WRONG] + [simulate(8, wrong="gather_adds")]
+ALL_TRACES += [reduce_to_one(4), strange_messages(), gather_only(4), scatter_only(4, off_by_one=True)]
 
 
 # Colours
@@ -95,6 +95,24 @@ def test_what_is_not_filled_yet_is_not_called_wrong():
     assert [frame.wrong for frame in frames] == [0, 0, 0]
     assert [frame.complete for frame in frames] == [3, 6, 9]
     assert "Wrong" not in frames[0].caption
+
+
+def test_what_is_not_where_it_belongs_in_the_end_is_called_wrong():
+    right, wrong = frames_of(scatter_only(4)), frames_of(scatter_only(4, off_by_one=True))
+    assert [frame.wrong for frame in right] == [0, 0, 0, 0]
+    assert [frame.wrong for frame in wrong] == [0, 0, 0, 4]
+    assert wrong[-1].complete == 4
+    assert "Wrong: chunk 0 on rank 0 is not complete; chunk 1 on rank 1" in wrong[-1].caption
+    few = frames_of(simulate(4, wrong="too_few_steps"))
+    assert few[-1].wrong == 16 and few[-2].wrong == 0
+    assert ">!</tspan>" in ring_svg(scatter_only(4, off_by_one=True))
+
+
+def test_chunks_without_elements_are_not_missing():
+    start = ((1, 0), (0, 0)), ((0, 1), (0, 0))
+    end = ((1, 1), (0, 0)), ((1, 1), (0, 0))
+    frames = frames_of(RingTrace(2, (RingStep((), start), RingStep((), end))))
+    assert [frame.wrong for frame in frames] == [0, 0]
 
 
 def test_only_cells_that_changed_are_marked():

@@ -47,6 +47,7 @@ STATES = {
         State("partial", "", "the sum of some ranks' data, each once"),
         State("complete", "✓", "the sum of all ranks' data, each once"),
         State("unfilled", "", "what was there before anything was sent, none of the ranks' data"),
+        State("missing", "!", "the run has ended, and this should be complete"),
         State("repeated", "×", "some rank's data was added more than once"),
         State("garbage", "?", "none of the ranks' data, or no sum of them"),
     )

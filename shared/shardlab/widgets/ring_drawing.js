@@ -74,6 +74,7 @@ function stateText(cell) {
   const counts = [...cell.counts].map(Number);
   if (cell.state === "complete") return "✓ complete";
   if (cell.state === "unfilled") return "not filled";
+  if (cell.state === "missing") return "! not complete";
   if (cell.state === "garbage") return "? garbage";
   if (cell.state === "repeated") return `× rank ${counts.findIndex((n) => n > 1)}: ×${Math.max(...counts)}`;
   return `${counts.filter((n) => n === 1).length} of ${counts.length}`;
@@ -89,7 +90,7 @@ function drawCell(parent, layout, looks, cell, rank, chunk) {
     element(group, "rect", { x: x - 3.5, y: y - 3.5, width: width + 7, height: height + 7, rx: 6, class: "sl-around" });
   }
   if (cell.state === "repeated") element(group, "path", { d: hatch(x, y, width, height - 16, 7, false), class: "sl-hatch sl-thin" });
-  if (cell.state === "garbage") {
+  if (cell.state === "garbage" || (cell.state === "missing" && cell.counts === "")) {
     element(group, "path", { d: hatch(x, y, width, height - 18, 8, true), class: "sl-hatch sl-thin" });
     element(group, "text", { x: x + width / 2, y: y + height / 2, class: "sl-question" }, "?");
   }

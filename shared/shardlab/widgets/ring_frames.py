@@ -15,6 +15,7 @@ from shardlab.widgets.units import bytes_text
 
 LARGEST_WORLD = 16  # more ranks than this make cells that nobody can read
 PROBLEMS_NAMED = 3
+WRONG_STATES = {"repeated", "garbage", "missing"}
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,18 @@ class Frame:
 def frames_of(trace: RingTrace) -> list[Frame]:
     """One frame per step of the trace. UsageError when the trace cannot be drawn."""
     _validate(trace)
-    unfilled = {
-        (rank, chunk)
-        for rank, row in enumerate(trace.steps[0].held)
-        for chunk, counts in enumerate(row)
-        if _empty(counts)
-    }
+    unfilled = {place for place, counts in _places(trace.steps[0]) if _empty(counts)}
     frames: list[Frame] = []
     sent = [0] * trace.world_size
     before: RingStep | None = None
     for number, step in enumerate(trace.steps):
         for transfer in step.transfers:
             sent[transfer.source] += transfer.bytes
-        unfilled = {(rank, chunk) for rank, chunk in unfilled if _empty(step.held[rank][chunk])}
-        frames.append(_frame(trace, number, step, before, sent, unfilled))
+        unfilled &= {place for place, counts in _places(step) if _empty(counts)}
+        odd = dict.fromkeys(unfilled, "unfilled")
+        if number == len(trace.steps) - 1:
+            odd |= dict.fromkeys(_missing(trace), "missing")
+        frames.append(_frame(trace, number, step, before, sent, odd))
         before = step
     return frames
 
@@ -103,6 +102,26 @@ def _validate(trace: RingTrace) -> None:
         )
 
 
+def _places(step: RingStep) -> list[tuple[tuple[int, int], tuple[int, ...] | None]]:
+    """((rank, chunk), counts) of every chunk on every rank."""
+    return [((rank, chunk), counts) for rank, row in enumerate(step.held) for chunk, counts in enumerate(row)]
+
+
+def _missing(trace: RingTrace) -> set[tuple[int, int]]:
+    """What should be complete at the end and is not. The title says what the run is for, hence what should be."""
+    places = _places(trace.steps[-1])
+    first = trace.steps[0].held
+    without_elements = {chunk for chunk in range(len(first[0])) if not any(any(row[chunk] or ()) for row in first)}
+    if "all-reduce" in trace.title or "all-gather" in trace.title:
+        wanted = {place for place, _ in places}
+    elif "reduce-scatter" in trace.title:
+        wanted = {(rank, chunk) for (rank, chunk), _ in places if rank == chunk}
+    else:
+        wanted = set()
+    unfinished = {place for place, counts in places if state_of(counts).name in ("partial", "garbage")}
+    return {(rank, chunk) for rank, chunk in wanted & unfinished if chunk not in without_elements}
+
+
 def _empty(counts: tuple[int, ...] | None) -> bool:
     return counts is None or not any(counts)
 
@@ -113,14 +132,14 @@ def _frame(
     step: RingStep,
     before: RingStep | None,
     sent: list[int],
-    unfilled: set[tuple[int, int]],
+    odd: dict[tuple[int, int], str],
 ) -> Frame:
-    """unfilled: (rank, chunk) that hold garbage since before the first message, as in an all-gather: not wrong."""
+    """odd: the state of each (rank, chunk) whose state does not follow from its counts alone."""
     cells = tuple(
         tuple(
             Cell(
                 counts,
-                _state(counts, (rank, chunk) in unfilled),
+                odd.get((rank, chunk), state_of(counts).name),
                 before is not None and counts != before.held[rank][chunk],
             )
             for chunk, counts in enumerate(row)
@@ -129,7 +148,7 @@ def _frame(
     )
     states = [cell.state for row in cells for cell in row]
     complete = states.count("complete")
-    wrong = states.count("repeated") + states.count("garbage")
+    wrong = sum(state in WRONG_STATES for state in states)
     last = len(trace.steps) - 1
     phase = f", {step.phase}" if step.phase else ""
     heading = f"Step {number} of {last}{phase}" if number else "Before the first message"
@@ -145,10 +164,6 @@ def _frame(
         for transfer in step.transfers
     )
     return Frame(heading, caption, arrows, cells, tuple(map(bytes_text, sent)), complete, wrong)
-
-
-def _state(counts: tuple[int, ...] | None, unfilled: bool) -> str:
-    return "unfilled" if unfilled else state_of(counts).name
 
 
 def _messages(step: RingStep) -> str:
@@ -188,6 +203,8 @@ def _summary(cells: tuple[tuple[Cell, ...], ...], complete: int, total: int) -> 
 def _problems(rank: int, chunk: int, cell: Cell) -> list[str]:
     if cell.state == "garbage":
         return [f"chunk {chunk} on rank {rank} is garbage"]
+    if cell.state == "missing":
+        return [f"chunk {chunk} on rank {rank} is not complete"]
     return [
         f"chunk {chunk} on rank {rank} has rank {source}'s data {count} times"
         for source, count in enumerate(cell.counts or ())

@@ -38,9 +38,9 @@ const STYLE = `
 .sl-ring svg .sl-curve-under { stroke: var(--sl-ink); stroke-width: 5; }
 .sl-ring svg .sl-complete .sl-box { stroke: var(--sl-done); stroke-width: 2; }
 .sl-ring svg .sl-complete .sl-badge { fill: var(--sl-done); }
-.sl-ring svg .sl-repeated .sl-box, .sl-ring svg .sl-garbage .sl-box { stroke: var(--sl-wrong); stroke-width: 2.5; stroke-dasharray: 6 2; }
-.sl-ring svg .sl-repeated .sl-badge, .sl-ring svg .sl-garbage .sl-badge { fill: var(--sl-wrong); }
-.sl-ring svg :is(.sl-complete, .sl-repeated, .sl-garbage) .sl-state { fill: #fff; font-weight: 600; }
+.sl-ring svg :is(.sl-repeated, .sl-garbage, .sl-missing) .sl-box { stroke: var(--sl-wrong); stroke-width: 2.5; stroke-dasharray: 6 2; }
+.sl-ring svg :is(.sl-repeated, .sl-garbage, .sl-missing) .sl-badge { fill: var(--sl-wrong); }
+.sl-ring svg :is(.sl-complete, .sl-repeated, .sl-garbage, .sl-missing) .sl-state { fill: #fff; font-weight: 600; }
 .sl-ring svg .sl-twice { fill: none; stroke: var(--sl-wrong); stroke-width: 2.5; }
 .sl-ring svg .sl-hatch { stroke: var(--sl-wrong); stroke-width: 2; fill: none; }
 .sl-ring svg .sl-unset { stroke: var(--sl-line); stroke-width: .7; }
@@ -93,7 +93,7 @@ function render({ model, el }) {
   const stage = html(root, "div", { class: "sl-stage" });
   html(root, "p", { class: "sl-legend" },
     "A numbered block is that rank's data. Dashed: not in this chunk. ✓ all ranks' data, each once. " +
-    "× added more than once. ? garbage. Outer frame: changed in this step.");
+    "× added more than once. ? garbage. ! should be complete at the end. Outer frame: changed in this step.");
 
   const step = () => Math.max(0, Math.min(last, model.get("step")));
 

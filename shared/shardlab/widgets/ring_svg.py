@@ -11,7 +11,7 @@ from collections import defaultdict
 from html import escape
 
 from shardlab.records import RingTrace
-from shardlab.widgets.colours import DONE, WRONG, rank_look
+from shardlab.widgets.colours import DONE, STATES, WRONG, rank_look
 from shardlab.widgets.ring_frames import Cell, Frame, frames_of
 
 HEIGHT, GAP, SIGN = 13, 6, 17  # a cell's height, the space between cells, the width of the sign in a cell
@@ -60,7 +60,8 @@ def _picture(title: str, frames: list[Frame], chosen: list[int]) -> str:
     for place, number in enumerate(chosen):
         x, y = MARGIN + place % in_row * panel_width, 28 + place // in_row * panel_height
         parts += _panel(frames[number], number, x, y, cell_width)
-    legend = "A block in rank r's colour: rank r's data is in the chunk. ✓ complete, × added more than once, ? garbage"
+    signs = "✓ complete, × added more than once, ? garbage, ! incomplete"
+    legend = f"A block in rank r's colour: rank r's data is in the chunk. {signs}"
     parts += [_text(MARGIN, height - 8, legend, 10, DIM), "</svg>"]
     return "".join(parts)
 
@@ -126,10 +127,11 @@ def _draw_cell(
     elif cell.state == "partial":
         paths["none", _stroke(LINE, 0.7)].append(box(left, width))
     else:
-        paths["none", _stroke(WRONG, 1.2)].append(_slashes(left, top, width - SIGN))
+        if cell.state != "missing":
+            paths["none", _stroke(WRONG, 1.2)].append(_slashes(left, top, width - SIGN))
         paths["none", _stroke(WRONG, 1.8)].append(box(left, width))
         paths[WRONG, ""].append(f"M{sign} {top}h{SIGN}v{HEIGHT}h-{SIGN}z")
-        text = "?" if cell.state == "garbage" else f"×{max(counts)}"
+        text = f"×{max(counts)}" if cell.state == "repeated" else STATES[cell.state].sign
         signs.append(f'<tspan x="{sign + SIGN // 2}" y="{top + 10}">{text}</tspan>')
 
 
