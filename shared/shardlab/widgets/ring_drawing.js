@@ -74,10 +74,10 @@ function stateText(cell) {
   const counts = [...cell.counts].map(Number);
   if (cell.state === "complete") return "✓ complete";
   if (cell.state === "unfilled") return "not filled";
-  if (cell.state === "missing") return "! not complete";
   if (cell.state === "garbage") return "? garbage";
   if (cell.state === "repeated") return `× rank ${counts.findIndex((n) => n > 1)}: ×${Math.max(...counts)}`;
-  return `${counts.filter((n) => n === 1).length} of ${counts.length}`;
+  if (cell.counts === "") return "! garbage";
+  return `${cell.state === "missing" ? "! only " : ""}${counts.filter((n) => n === 1).length} of ${counts.length}`;
 }
 
 function drawCell(parent, layout, looks, cell, rank, chunk) {
