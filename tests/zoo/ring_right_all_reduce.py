@@ -181,7 +181,7 @@ def ar_with_a_class_and_a_dictionary(tensor):
     """Pieces in a dictionary that is filled anew; the tensor is written once, at the end."""
     circle = _Ring()
     rank, n = circle.rank, circle.n
-    pieces = dict(enumerate(tensor.flatten().tensor_split(n)))
+    pieces = dict(enumerate(tensor.contiguous().flatten().tensor_split(n)))
     for step in range(n - 1):
         target = (rank - step - 1) % n
         pieces[target] = pieces[target] + circle.shift(pieces[(rank - step) % n], pieces[target])

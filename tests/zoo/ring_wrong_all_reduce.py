@@ -134,6 +134,20 @@ def ar_reshape_makes_a_copy(tensor):
     ring_all_gather(chunks)
 
 
+@wrong(AR, reason="crash", says=r"(?s)every second.*contiguous")
+def ar_flatten_keeps_strides(tensor):
+    """flatten() gives a 1-D tensor back as it is, strides and all: no copy, and not contiguous."""
+    rank, n, to, source = ring()
+    pieces = list(tensor.flatten().tensor_split(n))
+    for step in range(n - 1):
+        target = (rank - step - 2) % n
+        incoming = torch.empty_like(pieces[target])
+        exchange(pieces[(rank - step - 1) % n], incoming, to, source)
+        pieces[target] = pieces[target] + incoming
+    ring_all_gather(pieces)
+    tensor.copy_(torch.cat(pieces).view(tensor.shape))
+
+
 @wrong(AR, reason="crash", says=r"(?s)transposed.*contiguous")
 def ar_cuts_rows_only(tensor):
     """Cuts the tensor along its first dimension: rows. No first dimension in a 0-d tensor."""
@@ -274,7 +288,7 @@ def ar_reduces_to_one_then_passes_on(tensor):
     tensor.copy_(flat.view(tensor.shape))
 
 
-@wrong(AR, reason="crash", says=r"(?s)line|NameError")
+@wrong(AR, reason="crash", says=r"(?s)NameError: name 'tensr'.*line \d+: ring_all_reduce")
 def ar_misspelt_name(tensor):
     """A name that does not exist."""
     ring_all_reduce(tensr)  # noqa: F821

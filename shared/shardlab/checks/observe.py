@@ -18,7 +18,7 @@ from ..runtime import launch
 from ..runtime.places import place, source
 from .trial import Begun, Case, Issued, Observation, Raised, read_notes, run_trial
 
-TIMEOUT = 20.0  # seconds without any progress; deadlocks are found sooner
+TIMEOUT = 10.0  # seconds without any progress; deadlocks are found sooner
 MOST_CHARACTERS = 240  # of an exception's message
 
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import CheckFailed
+from ..records import Call
 from ..theory import format_bytes
 from . import exercise
 from .observe import Trial, breakdown, check_signature, line_of, observe, unfinished
 from .ring_cases import FLOAT32, ChunksCase, Data, TensorCase, balanced
 from .ring_traffic import judge_calls, judge_traffic, sent_by_busiest
-from .trial import Case, Observation, unwaited_receives
+from .trial import Case, Dropped, Observation, unwaited_receives
 
 WORLD_SIZES = (2, 3, 4, 5, 1)
 LATE = ((3, (0,)), (4, (1, 2)))  # world size, ranks whose messages complete late
@@ -126,14 +127,18 @@ class Contract:
     def _finish(self, trial: Trial) -> None:
         """Raises what a trial ended with, if it did not end well."""
         for notes in trial.notes:
-            if notes and isinstance(notes[-1], Observation) and unwaited_receives(notes[-1].calls):
-                raise _order(trial, notes[-1].case, [notes[-1]])
+            for note in notes:
+                if isinstance(note, Dropped):
+                    raise _never_waits(trial, note.case, note.call)
+                if isinstance(note, Observation) and unwaited_receives(note.calls):
+                    raise _never_waits(trial, note.case, unwaited_receives(note.calls)[0])
         if trial.error:
             raise breakdown(trial)
 
     def _wrong_values(self, solution: Callable, trial: Trial, index: int, seen: list[Observation]) -> None:
-        if any(unfinished(one.calls) for one in seen):
-            raise _order(trial, index, seen)
+        hasty = [call for one in seen for call in unwaited_receives(one.calls)]
+        if hasty:
+            raise _never_waits(trial, index, hasty[0])
         again = observe(self.exercise, solution, trial.cases[: index + 1], trial.world_size, slow=[0], copy_sends=True)
         for earlier in range(index + 1):
             then, now = trial.observations(earlier), again.observations(earlier)
@@ -143,7 +148,9 @@ class Contract:
         finding = seen[rank].judged.finding
         assert finding is not None
         said = f"{trial.at(rank, index)}: {finding.seen}"
-        raise CheckFailed(self.exercise, "values", said, finding.expected, finding.look)
+        silent = not any(one.calls for one in seen)
+        look = "no rank sent anything" if silent else finding.look
+        raise CheckFailed(self.exercise, "values", said, finding.expected, look)
 
     def _late(self, solution: Callable, n: int, slow: Sequence[int]) -> None:
         cases = self.cases(n)[:4]
@@ -172,15 +179,18 @@ class Contract:
         )
 
 
+def _never_waits(trial: Trial, index: int, call: Call) -> CheckFailed:
+    at = f"N = {trial.world_size}, {trial.cases[index].name}"
+    if call.op == "recv":
+        said = f"{at}: rank {call.rank} never waits for a receive, so it may use the buffer before the data is there"
+        return CheckFailed(trial.exercise, "order", said, "wait() before the buffer is read", line_of(call))
+    said = f"{at}: rank {call.rank} never waits for a send and drops its handle: the message may never leave"
+    return CheckFailed(trial.exercise, "order", said, "keep what isend returns, and wait() for it", line_of(call))
+
+
 def _order(trial: Trial, index: int, seen: list[Observation], late: list[Observation] | None = None) -> CheckFailed:
     """Values that depend on when messages complete: which kind of haste was it, and in which line."""
     at = f"N = {trial.world_size}, {trial.cases[index].name}"
-    for one in seen:
-        for call in unwaited_receives(one.calls):
-            said = (
-                f"{at}: rank {call.rank} never waits for a receive, so it may use the buffer before the data is there"
-            )
-            return CheckFailed(trial.exercise, "order", said, "wait() before the buffer is read", line_of(call))
     if late is not None and any(one.judged.unusable for one in late):
         return CheckFailed(
             trial.exercise,

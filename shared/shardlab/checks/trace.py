@@ -185,4 +185,4 @@ def _phase_of(messages: list[tuple[Transfer, bool]]) -> str:
     if any(transfer.chunk is None for transfer, _ in messages):
         return ""
     complete = {complete for _, complete in messages}
-    return {(True,): "all-gather", (False,): "reduce-scatter"}.get(tuple(complete), "")
+    return "all-gather" if complete == {True} else "reduce-scatter" if complete == {False} else ""

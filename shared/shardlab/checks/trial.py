@@ -11,6 +11,7 @@ import hashlib
 import io
 import pickle
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,14 @@ class Raised:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """A message whose handle was thrown away before anybody had waited for it: it may never be sent or arrive."""
+
+    case: int
+    call: Call
+
+
+@dataclass(frozen=True)
 class Observation:
     """One rank's view of one case that came to its end. calls: in order, with `completed` None if nobody waited."""
 
@@ -102,8 +111,8 @@ class Observation:
     calls: list[Call] = field(default_factory=list)
 
 
-class UnwaitedReceiveError(Exception):
-    """A solution returned without having waited for all it receives."""
+class HasteError(Exception):
+    """A message was never waited for. What comes after that is chance, or waiting for ever: the trial ends."""
 
 
 def unwaited_receives(calls: Sequence[Call]) -> list[Call]:
@@ -127,34 +136,71 @@ def run_trial(folder: str, solution: Callable, cases: Sequence[Case], copy_sends
         (Path(folder) / str(rank)).open("wb", buffering=0) as file,
         contextlib.redirect_stdout(quiet),
         contextlib.redirect_stderr(quiet),
+        _Recorder(file) as recorder,
     ):
         for index, case in enumerate(cases):
-            _note(file, Begun(index))
-            observation = _run_case(file, index, case.prepare(rank, world_size), solution)
-            _note(file, observation)
-            if unwaited_receives(observation.calls):
-                # Its handle is gone, so the message may never arrive and the sender may wait for ever: end here.
-                raise UnwaitedReceiveError
+            recorder.begin(index)
+            _run_case(recorder, case.prepare(rank, world_size), solution)
             dist.barrier()
 
 
-def _run_case(file: Any, index: int, prepared: Prepared, solution: Callable) -> Observation:
-    calls: list[Call] = []
+class _Recorder:
+    """Notes what happens in one rank, as it happens."""
 
-    def issued(call: Call, tensor: torch.Tensor | None) -> None:
-        calls.append(call)
-        _note(file, Issued(call.op, call.peer, call.numel, call.dtype, call.where))
+    def __init__(self, file: Any) -> None:
+        self.file, self.case = file, 0
+        self.calls: list[Call] = []
+        self.dropped = False
 
+    def __enter__(self) -> _Recorder:
+        for name in ("send", "recv"):
+            setattr(ProcessGroup, name, self._watched(getattr(ProcessGroup, name)))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.case = -1  # handles that go from now on say nothing about the solution
+
+    def note(self, note: Any) -> None:
+        self.file.write(pickle.dumps(note))
+
+    def begin(self, case: int) -> None:
+        self.case, self.calls = case, []
+        self.note(Begun(case))
+
+    def issued(self, call: Call, tensor: torch.Tensor | None) -> None:
+        if self.dropped:
+            raise HasteError
+        self.calls.append(call)
+        self.note(Issued(call.op, call.peer, call.numel, call.dtype, call.where))
+
+    def _watched(self, original: Callable) -> Callable:
+        def watched(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            work = original(group, *args, **kwargs)
+            if self.calls:
+                weakref.finalize(work, self._gone, self.case, self.calls[-1])
+            return work
+
+        return watched
+
+    def _gone(self, case: int, call: Call) -> None:
+        if call.completed is None and call.numel and case == self.case:
+            self.dropped = True
+            self.note(Dropped(case, call))
+
+
+def _run_case(recorder: _Recorder, prepared: Prepared, solution: Callable) -> None:
     try:
-        with on_call(issued):
+        with on_call(recorder.issued):
             returned = solution(*prepared.args)
     except BaseException as error:
-        _note(file, _raised(index, error))
+        recorder.note(_raised(recorder.case, error))
         raise
     judged = prepared.judge(returned)
     # A send that is still going on would now send this.
     prepared.spoil()
-    return Observation(index, judged, calls)
+    recorder.note(Observation(recorder.case, judged, recorder.calls))
+    if recorder.dropped or unwaited_receives(recorder.calls):
+        raise HasteError
 
 
 def _raised(index: int, error: BaseException) -> Raised:
@@ -162,10 +208,6 @@ def _raised(index: int, error: BaseException) -> Raised:
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_LEARNERS)]
     where = Where(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
     return Raised(index, type(error).__name__, str(error), where, bool(own) and own[-1] is frames[-1])
-
-
-def _note(file: Any, note: Any) -> None:
-    file.write(pickle.dumps(note))
 
 
 def read_notes(folder: str, rank: int) -> list[Any]:
