@@ -75,7 +75,8 @@ function stateText(cell) {
   if (cell.state === "complete") return "✓ complete";
   if (cell.state === "unfilled") return "not filled";
   if (cell.state === "garbage") return "? garbage";
-  if (cell.state === "repeated") return `× rank ${counts.findIndex((n) => n > 1)}: ×${Math.max(...counts)}`;
+  const most = Math.max(...counts);
+  if (cell.state === "repeated") return `× rank ${counts.indexOf(most)}: ×${most}`;
   if (cell.counts === "") return "! garbage";
   return `${cell.state === "missing" ? "! only " : ""}${counts.filter((n) => n === 1).length} of ${counts.length}`;
 }
