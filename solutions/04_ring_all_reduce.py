@@ -426,7 +426,7 @@ def ring_all_reduce(tensor):
 # %% nbgrader={"grade": true, "grade_id": "check-ring_all_reduce", "locked": true, "points": 5, "schema_version": 3, "solution": false, "task": false}
 check("04.ring_all_reduce", ring_all_reduce)
 
-# %%
+# %% tags=["picture"]
 show(trace_ring(ring_all_reduce, WORLD_SIZE, phase="all_reduce"))
 
 # %% [markdown]

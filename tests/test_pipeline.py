@@ -132,6 +132,17 @@ def test_check_catches_one_changed_byte_in_a_lab(lab: Lab, capsys: pytest.Captur
     assert f"labs/{LAB}.ipynb: not what the source gives" in capsys.readouterr().out
 
 
+def test_the_picture_of_a_lab_is_kept_and_checked(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    drawing = "<svg xmlns='http://www.w3.org/2000/svg'/>"
+    source = lab.source.read_text() + f'\n# %% tags=["picture"]\nfrom IPython.display import SVG\nSVG("{drawing}")\n'
+    lab.source.write_text(source)
+    assert cli.main(["build"]) == 0
+    assert drawing.split()[0] in lab.picture.read_text()
+    assert build.check(lab) == []
+    lab.picture.write_text("another")
+    assert "not what the solution shows" in " ".join(build.check(lab))
+
+
 def test_check_catches_missing_notebooks(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["build", "--check", "90"]) == 1
     out = capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 What is compared, and what cannot be:
 - A lab has no outputs, so a rebuild gives the same bytes, and `check` compares bytes.
-- A solution has outputs with measured times, and widgets whose model ids are random, so two executions differ. `check`
+- A solution has outputs with measured times, so two executions differ. `check`
   compares its cells (id, type, text, metadata) and the notebook's own metadata with the source, and asks that every
   cell was executed, in order, with no error and nothing on stderr.
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from shardlab.course.execute import execute
 from shardlab.course.find import Lab
+from shardlab.course.picture import picture_of
 from shardlab.course.release import release
 from shardlab.course.source import (
     as_node,
@@ -32,6 +33,7 @@ from shardlab.course.source import (
     write_source,
 )
 from shardlab.errors import UsageError
+from shardlab.widgets.saved import without_views
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,15 @@ def build(lab: Lab, *, force: bool = False, timeout: float = 600) -> Built:
         failed = execute(notebook, lab.home, lab.source.parent, timeout)
         if failed:
             return Built(lab, "", f"its solution does not run: {failed}")
-        notebook.metadata = as_node(
-            {**expected_solution(source).metadata, **_only(notebook.metadata, "widgets")},
-        )
+        notebook.metadata = expected_solution(source).metadata
+        without_views(notebook)  # a saved notebook has no kernel behind its widgets: their pictures stay
         problems = execution_problems(notebook)
         if problems:
             return Built(lab, "", problems[0])
         write(lab.solution, notebook_text(notebook))
+        picture = picture_of(notebook)
+        if picture is not None:
+            write(lab.picture, picture)
         done.append("solution executed")
     if not lab.notebook.exists() or lab.notebook.read_text(encoding="utf-8") != released:
         write(lab.notebook, released)
@@ -91,6 +95,9 @@ def check(lab: Lab) -> list[str]:
         notebook = read_notebook(lab.solution)
         found = differences(source, notebook) + execution_problems(notebook)
         problems += [f"solutions/{lab.solution.name}: {problem}" for problem in found]
+        picture = picture_of(notebook)
+        if picture is not None and (not lab.picture.exists() or lab.picture.read_text(encoding="utf-8") != picture):
+            problems.append(f"shared/pictures/{lab.picture.name}: not what the solution shows")
     released = notebook_text(release(source, lab.source.name))
     if not lab.notebook.exists():
         problems.append(f"labs/{lab.notebook.name} is missing")
@@ -156,7 +163,7 @@ def refuse_lost_work(lab: Lab) -> None:
 
 
 def differences(source: Any, notebook: Any) -> list[str]:
-    """How a solution notebook differs from its source, outputs and widget state aside; at most one line."""
+    """How a solution notebook differs from its source, outputs aside; at most one line."""
     expected = expected_solution(source)
     for want, have in zip(expected.cells, notebook.cells, strict=False):
         for part in ("cell_type", "source", "metadata", "id"):
@@ -164,7 +171,7 @@ def differences(source: Any, notebook: Any) -> list[str]:
                 return [f"cell {want.id}: its {part} differs from the source"]
     if len(expected.cells) != len(notebook.cells):
         return [f"{len(notebook.cells)} cells, the source has {len(expected.cells)}"]
-    for key in sorted(set(expected.metadata) | set(notebook.metadata) - {"widgets"}):
+    for key in sorted(set(expected.metadata) | set(notebook.metadata)):
         if expected.metadata.get(key) != notebook.metadata.get(key):
             return [f"the notebook's metadata {key!r} differs from what the source gives"]
     return []
@@ -193,7 +200,3 @@ def write(path: Path, text: str) -> None:
     new = path.with_name(f".{path.name}.new")
     new.write_text(text, encoding="utf-8", newline="\n")
     os.replace(new, path)
-
-
-def _only(metadata: Any, key: str) -> dict[str, Any]:
-    return {key: metadata[key]} if key in metadata else {}

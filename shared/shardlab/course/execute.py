@@ -41,8 +41,7 @@ class TimeLimit:
 def execute(notebook: Any, home: Path, folder: Path, timeout: float) -> Failure | None:
     """Runs all cells in place, in `folder`, on this interpreter; returns what went wrong, if anything.
 
-    Widget state is kept in the notebook's metadata, so that pictures show in an exported page. Execution times are
-    not recorded. Everything else of the outputs is left as it came.
+    Execution times are not recorded. Everything else of the outputs is left as it came.
     """
     nbclient = need("nbclient", "executing a notebook")
     limit = TimeLimit(timeout)
@@ -52,7 +51,7 @@ def execute(notebook: Any, home: Path, folder: Path, timeout: float) -> Failure 
             kernel_manager_class=manager,
             timeout_func=limit,
             record_timing=False,
-            store_widget_state=True,
+            store_widget_state=False,
             resources={"metadata": {"path": str(folder)}},
         )
         try:

@@ -42,6 +42,11 @@ class Lab:
         return self.home / "labs" / f"{self.name}.ipynb"
 
     @property
+    def picture(self) -> Path:
+        """The picture that README.md shows, from the executed solution."""
+        return self.home / "shared" / "pictures" / f"{self.name}.svg"
+
+    @property
     def title(self) -> str:
         """The first heading of the lab, or "" when there is none."""
         if self.source.exists():
