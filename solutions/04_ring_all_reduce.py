@@ -514,11 +514,13 @@ messages = {
     ]
     for n in (2, 4, 8)
 }
-figure = charts.steps_against(
-    lengths, messages, xlabel="elements in the tensor", ylabel="messages sent by a rank"
+charts.steps_against(
+    lengths,
+    messages,
+    xlabel="elements in the tensor",
+    ylabel="messages sent by a rank",
+    log=True,
 )
-figure.axes[0].set_xscale("log")
-figure
 
 # %% [markdown]
 # ### When N does not divide n
