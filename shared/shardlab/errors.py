@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
+
+from .records import Standing
 
 
 class ShardLabError(Exception):
@@ -36,7 +39,8 @@ class CheckFailed(ShardLabError, AssertionError):
 class LaunchError(ShardLabError, RuntimeError):
     """A launch did not end well. `report` is the text for the learner; the rest names the cause for programs.
 
-    kind: "raised", "timeout", "deadlock", "died", "exited", "disagree" or "interrupted".
+    kind: "raised", "timeout", "deadlock", "died", "exited", "disagree" or "interrupted". rank: the one to blame.
+    ranks: where each rank stood.
     """
 
     def __init__(
@@ -46,10 +50,18 @@ class LaunchError(ShardLabError, RuntimeError):
         rank: int | None = None,
         exception_type: str = "",
         exception_message: str = "",
+        ranks: tuple[Standing, ...] = (),
     ) -> None:
         super().__init__(report)
         self.report, self.kind, self.rank = report, kind, rank
         self.exception_type, self.exception_message = exception_type, exception_message
+        self.ranks = ranks
+
+    def why(self) -> Any:
+        """The report as a picture: ranks as nodes, waits as arrows."""
+        from .widgets.waits import WaitsPicture  # a floor above: only who wants the picture loads it
+
+        return WaitsPicture(self)
 
 
 def quiet_exit(error: ShardLabError) -> int:

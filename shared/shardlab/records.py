@@ -190,3 +190,19 @@ class RingTrace:
     world_size: int
     steps: tuple[RingStep, ...]
     title: str = "ring all-reduce"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one rank stood when a launch failed. waits_for: the ranks whose call it needs and that had not made it.
+
+    doing: "waiting", "computing", "starting", "finished", "raised" or "died". call, place and source are text.
+    """
+
+    rank: int
+    doing: str
+    call: str = ""
+    place: str = ""
+    source: str = ""
+    waits_for: tuple[int, ...] = ()
+    blamed: bool = False

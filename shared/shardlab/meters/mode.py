@@ -27,7 +27,12 @@ class MeterMode(TorchDispatchMode):
         noted = None
         if func.namespace in ("c10d", "_c10d_functional") and not self.tap.inside_call:
             noted = self._note(func, args)
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            if noted is not None:
+                self.tap.withdraw(*noted)
+            raise
         if noted is not None:
             self._follow(result, *noted)
         self.memory.saw(tensors_in(args))
@@ -41,12 +46,12 @@ class MeterMode(TorchDispatchMode):
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
         root = named.get("root_rank", named.get("dst", named.get("src")))
         tensors = [] if signature.op == "barrier" else tensors_in(args[signature.tensors])
-        return self.tap.note(signature, tensors, _group(named), root)
+        return self.tap.note(signature, tensors, _group(named), root, named.get("tag", 0))
 
-    def _follow(self, result: Any, call: Any, group_call: int) -> None:
+    def _follow(self, result: Any, call: Any, turn: Any) -> None:
         work = result[-1] if isinstance(result, (tuple, list)) and result else result
         if isinstance(work, torch.ScriptObject):
-            self.tap.adopt(Work.unbox(work), call, group_call)
+            self.tap.adopt(Work.unbox(work), call, turn)
 
 
 def _group(named: dict[str, Any]) -> ProcessGroup:

@@ -19,16 +19,18 @@ class Signature:
     """op: the name torch.distributed gives the operation. tensors: which argument holds this rank's part.
 
     whole: True when this argument is the full tensor, False when it is one of `world_size` parts of it.
+    uneven: True when ranks may rightly hand in parts of different sizes.
     """
 
     op: str
     tensors: int = 0
     whole: bool = True
+    uneven: bool = False
 
 
 _GATHERS = Signature("all_gather", tensors=1, whole=False)
 _REDUCE_SCATTERS = Signature("reduce_scatter", tensors=0, whole=False)
-_ALL_TO_ALL = Signature("all_to_all", tensors=1)
+_ALL_TO_ALL = Signature("all_to_all", tensors=1, uneven=True)
 
 METHODS: dict[str, Signature] = {
     "send": Signature("send"),
@@ -38,7 +40,7 @@ METHODS: dict[str, Signature] = {
     "allreduce": Signature("all_reduce"),
     "allreduce_coalesced": Signature("all_reduce"),
     "reduce": Signature("reduce"),
-    "allgather": _GATHERS,
+    "allgather": Signature("all_gather", tensors=1, whole=False, uneven=True),
     "allgather_coalesced": _GATHERS,
     "allgather_into_tensor_coalesced": _GATHERS,
     "_allgather_base": _GATHERS,
@@ -46,7 +48,7 @@ METHODS: dict[str, Signature] = {
     "all_gather_single_coalesced": _GATHERS,
     "gather": Signature("gather", tensors=1, whole=False),
     "scatter": Signature("scatter", tensors=0, whole=False),
-    "reduce_scatter": _REDUCE_SCATTERS,
+    "reduce_scatter": Signature("reduce_scatter", whole=False, uneven=True),
     "reduce_scatter_tensor_coalesced": _REDUCE_SCATTERS,
     "_reduce_scatter_base": _REDUCE_SCATTERS,
     "reduce_scatter_single": _REDUCE_SCATTERS,
@@ -70,7 +72,7 @@ _FUNCTIONAL = {
     "broadcast": Signature("broadcast"),
     "reduce_scatter_tensor": Signature("reduce_scatter"),
     "all_gather_into_tensor": Signature("all_gather", whole=False),
-    "all_to_all_single": Signature("all_to_all"),
+    "all_to_all_single": Signature("all_to_all", uneven=True),
 }
 
 
@@ -102,6 +104,14 @@ def root_of(method: str, args: tuple, kwargs: dict) -> int | None:
         options = args[-1] if args else kwargs.get("opts")
         return getattr(options, "rootRank", None)
     return None
+
+
+def tag_of(method: str, args: tuple, kwargs: dict) -> int:
+    """The tag of a message; 0 for a collective."""
+    position = {"send": 2, "recv": 2, "recv_anysource": 1}.get(method)
+    if position is None:
+        return 0
+    return args[position] if len(args) > position else kwargs.get("tag", 0)
 
 
 def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:

@@ -7,48 +7,43 @@ makes (DDP's reducer) arrive through `mode.py`.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from ..records import Call, Where
+from ..records import Call
 from ..theory import collective_cost
 from .held import HeldSends
-from .signatures import METHODS, Signature, ranks_of, root_of, tensors_in
+from .signatures import METHODS, Signature, ranks_of, root_of, tag_of, tensors_in
+from .where import caller
 
 Callback = Callable[[Call, "torch.Tensor | None"], None]
 
-_LIBRARY_FOLDERS = (
-    torch.__path__[0],
-    __file__.rsplit("/meters/", 1)[0],
-)
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which call of other ranks this one meets: the one with the same number in the same group (and with this tag)."""
+
+    group: str  # the process group's name, which all its members share
+    number: int  # 1 for the first collective of the group, or the first message between the two ranks
+    tag: int = 0  # of a send or recv
+    uneven: bool = False  # whether ranks may rightly hand in different sizes
 
 
 class Status(Protocol):
     """Where the tap publishes what this rank is doing, so that another process can read it (see runtime/board.py)."""
 
-    def issued(self, call: Call, group_call: int) -> None: ...
-    def waiting(self, call: Call, group_call: int) -> None: ...
+    def issued(self, call: Call, turn: Turn) -> None: ...
+    def withdrawn(self, call: Call, turn: Turn) -> None: ...
+    def waiting(self, call: Call, turn: Turn) -> None: ...
     def running(self) -> None: ...
     def progressed(self) -> None: ...
-
-
-def caller() -> Where | None:
-    """The innermost frame that is neither torch nor ShardLab: the learner's line."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith(_LIBRARY_FOLDERS) and not filename.startswith("<frozen"):
-            return Where(filename, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
-    return None
 
 
 class Tap:
@@ -65,8 +60,9 @@ class Tap:
         self.calls: list[Call] = []
         self.callbacks: list[Callback] = []
         self._count = 0
-        self._group_calls: dict[tuple, int] = {}
-        self._by_work: weakref.WeakKeyDictionary[Any, tuple[Call, int]] = weakref.WeakKeyDictionary()
+        self._numbering = threading.Lock()  # the learner's function may communicate from several threads
+        self._numbers: dict[tuple, int] = {}
+        self._by_work: weakref.WeakKeyDictionary[Any, tuple[Call, Turn]] = weakref.WeakKeyDictionary()
         self._inside = threading.local()
 
     def now(self) -> float:
@@ -95,27 +91,31 @@ class Tap:
             if self.inside_call:
                 return original(group, *args, **kwargs)
             tensors = _tensor_argument(signature, args, kwargs)
-            call, group_call = self.note(signature, tensors, group, root_of(method, args, kwargs))
+            root, tag = root_of(method, args, kwargs), tag_of(method, args, kwargs)
+            call, turn = self.note(signature, tensors, group, root, tag)
             self._inside.depth = 1
             try:
                 if self.held is not None and method in ("send", "recv"):
                     work = self.held.issue(method, original, group, args)
                 else:
                     work = original(group, *args, **kwargs)
+            except Exception:
+                self.withdraw(call, turn)
+                raise
             finally:
                 self._inside.depth = 0
             if work is None:  # monitored_barrier blocks in C++ and hands out no Work
                 call.completed = self.now()
             else:
-                self._by_work[work] = (call, group_call)
+                self._by_work[work] = (call, turn)
             return work
 
         return tapped
 
     def note(
-        self, signature: Signature, tensors: list[torch.Tensor], group: ProcessGroup, root: int | None
-    ) -> tuple[Call, int]:
-        """Counts a call that is about to be issued. `root` is a group rank. Returns it and its number on its path."""
+        self, signature: Signature, tensors: list[torch.Tensor], group: ProcessGroup, root: int | None, tag: int = 0
+    ) -> tuple[Call, Turn]:
+        """Counts a call that is about to be issued. `root` is a group rank. Returns it and its turn."""
         ranks = ranks_of(group)
         peer = None if root is None or root < 0 else ranks[root]
         numel = 0 if signature.op == "barrier" else sum(tensor.numel() for tensor in tensors)
@@ -142,21 +142,32 @@ class Tap:
         )
         for callback in self.callbacks:
             callback(call, tensors[0] if tensors else None)
-        self._count += 1
-        path = (call.op, call.peer) if call.point_to_point else ranks
-        group_call = self._group_calls[path] = self._group_calls.get(path, 0) + 1
-        if self.keep:
-            self.calls.append(call)
-        self.status.issued(call, group_call)
-        return call, group_call
+        path = _path(call, group.group_name, tag)
+        with self._numbering:
+            call.index = self._count
+            self._count += 1
+            number = self._numbers[path] = self._numbers.get(path, 0) + 1
+            turn = Turn(group.group_name, number, tag, signature.uneven)
+            if self.keep:
+                self.calls.append(call)
+            self.status.issued(call, turn)
+        return call, turn
+
+    def withdraw(self, call: Call, turn: Turn) -> None:
+        """Forgets a call that the backend refused: nothing was sent, and no other rank has to match it."""
+        with self._numbering:
+            self._numbers[_path(call, turn.group, turn.tag)] -= 1
+            if self.keep:
+                self.calls.remove(call)
+            self.status.withdrawn(call, turn)
 
     def waited(self, work: Work, wait: Callable[[], Any]) -> Any:
         """Runs `wait`, which blocks until `work` is done, and publishes meanwhile what this rank waits for."""
         known = self._by_work.get(work)
         if known is None or self.inside_call:
             return wait()
-        call, group_call = known
-        self.status.waiting(call, group_call)
+        call, turn = known
+        self.status.waiting(call, turn)
         self._inside.depth = 1
         try:
             result = self.held.while_waiting(work, wait) if self.held is not None else wait()
@@ -167,9 +178,9 @@ class Tap:
             call.completed = self.now()
         return result
 
-    def adopt(self, work: Work, call: Call, group_call: int) -> None:
+    def adopt(self, work: Work, call: Call, turn: Turn) -> None:
         """Takes over a call that C++ code issued: its completion is noted when the work is done."""
-        self._by_work[work] = (call, group_call)
+        self._by_work[work] = (call, turn)
 
         def done(_: Any) -> None:
             if call.completed is None:
@@ -184,6 +195,11 @@ class Tap:
         """Lets go what is still held back, when the learner's function has returned."""
         if self.held is not None:
             self.held.release()
+
+
+def _path(call: Call, group: str, tag: int) -> tuple:
+    """What numbers calls: messages by direction, peer and tag, collectives by group."""
+    return (group, tag, call.op, call.peer) if call.point_to_point else (group,)
 
 
 def _tensor_argument(signature: Signature, args: tuple, kwargs: dict) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from . import processes, report
 from .arguments import Backend, checked, choose_backend, explain_pickling
 from .board import Board
 from .door import Door
+from .interrupts import Interrupts
 from .job import Job, Outcome, dump, load
 from .monitor import Monitor
 from .relay import Relay
@@ -49,7 +50,11 @@ def launch(
     """
     call = checked(fn, world_size, args, kwargs, device, timeout, slow_sends)
     backend = choose_backend(device, world_size)
-    with _folder() as folder:
+    try:
+        processes.warm_up()
+    except KeyboardInterrupt:
+        raise report.interrupted_early() from None
+    with Interrupts() as interrupts, _folder() as folder:
         door = Door(folder, most_waiting=4 * world_size)
         began = time.monotonic()
         job = Job(
@@ -62,40 +67,41 @@ def launch(
             meter=meter,
             slow=frozenset(slow_sends),
             threads=max(1, (os.cpu_count() or 1) // world_size),
-            working_directory=os.getcwd(),
+            working_directory=_working_directory(),
+            environment=dict(os.environ),
+            launcher=os.getpid(),
         )
         try:
             dump(call, job.function_file)
         except Exception as error:
             door.close()
             raise explain_pickling(call, error) from None
-        outcomes = _run(job, door, timeout)
+        outcomes = _run(job, door, timeout, interrupts)
     return _run_record(job, backend, outcomes, time.monotonic() - began)
 
 
-def _run(job: Job, door: Door, timeout: float) -> list[Outcome]:
+def _run(job: Job, door: Door, timeout: float, interrupts: Interrupts) -> list[Outcome]:
     board = Board.create(job.board_file, job.world_size)
     relay = Relay(job.world_size)
     ranks: list[Any] = []
-    monitor = None
+    monitor = Monitor(board, ranks, door, relay, timeout, job.began, lambda: interrupts.pressed)
     try:
-        ranks = processes.start(job)
-        monitor = Monitor(board, ranks, door, relay, timeout, job.began)
+        for rank in range(job.world_size):
+            if not interrupts.pressed:
+                ranks.append(processes.start(rank, job))
         faults = monitor.watch()
         if not faults:
             monitor.let_go()
         monitor.drain()
-    except KeyboardInterrupt:
-        raise report.interrupted([board.read(rank) for rank in range(job.world_size)]) from None
     finally:
         processes.end(ranks)
-        if monitor is not None:
-            monitor.close()
+        monitor.close()
         door.close()
         relay.close()
         board.close()
     if faults:
-        raise report.error_of(faults, relay, timeout)
+        interrupts.told = True
+        raise report.error_of(faults, relay, timeout, job.meter)
     return [load(job.result_file(rank)) for rank in range(job.world_size)]
 
 
@@ -110,6 +116,13 @@ def _run_record(job: Job, backend: Backend, outcomes: list[Outcome], seconds: fl
         memory=[outcome.memory for outcome in outcomes if outcome.memory is not None],
         marks=[outcome.marks for outcome in outcomes],
     )
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 @contextlib.contextmanager

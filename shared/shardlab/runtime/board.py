@@ -1,57 +1,78 @@
 """The board: what each rank is doing now, written by the ranks and read by the launcher, without a message.
 
-One memory-mapped file, one slot a rank. A rank that is stuck, killed or spinning in a loop cannot answer a question,
-but what it wrote last can still be read.
+One memory-mapped file. A rank that is stuck, killed or spinning in a loop cannot answer a question, but what it wrote
+last can still be read. Each rank has a slot (this file) and a history of its last calls (history.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..records import Call, Where
+from ..records import Where
 
 STARTING, RUNNING, WAITING, FINISHED = range(4)
-MOST_GROUPS = 16
+MOST_GROUPS = 32
+MOST_FILES = 16
+HISTORY = 4096  # calls of a rank that are remembered
+RECORD_BYTES = 48  # see history.py
+
+FileName = ctypes.c_char * 320
+
+
+@dataclass(frozen=True)
+class GroupCount:
+    """Collectives that a rank has issued in one process group. digest: a sum over what they were, in their order."""
+
+    calls: int
+    digest: int = 0
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class RankStatus:
     """One rank's slot, read at one moment.
 
-    sends[p] and receives[p]: messages to and from rank p issued so far. groups: for each process group (its global
-    ranks) the number of collectives issued on it. `number` is the waiting call's number on its path: the n-th send to
-    this peer, the n-th collective of this group.
+    op ... where: the call that it issued or waits for (the last one, when there was any: index >= 0). path and number
+    say which calls of other ranks match it (see history.py). sends[p], receives[p]: messages to and from rank p
+    issued so far; their digests are sums over what those were. groups: by path.
     """
 
     rank: int
     state: int
-    progress: int
+    progress: int = 0
     op: str = ""
     peer: int | None = None
     numel: int = 0
     dtype: str = ""
     index: int = -1
+    path: int = 0
     number: int = 0
     where: Where | None = None
-    group: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
-    groups: dict[tuple[int, ...], int] = field(default_factory=dict)
+    send_digests: tuple[int, ...] = ()
+    receive_digests: tuple[int, ...] = ()
+    from_anybody: int = 0
+    groups: dict[int, GroupCount] = field(default_factory=dict)
 
     @property
     def in_call(self) -> bool:
         return self.index >= 0
 
 
-def _slot_type(world_size: int) -> type[ctypes.Structure]:
+def slot_type(world_size: int) -> type[ctypes.Structure]:
+    per_rank = ctypes.c_uint32 * world_size
+
     class Group(ctypes.Structure):
         _fields_ = (
-            ("key", ctypes.c_uint32),
+            ("path", ctypes.c_uint32),
             ("calls", ctypes.c_uint32),
+            ("digest", ctypes.c_uint32),
             ("members", ctypes.c_uint8 * world_size),
         )
 
@@ -62,16 +83,19 @@ def _slot_type(world_size: int) -> type[ctypes.Structure]:
             ("progress", ctypes.c_uint64),
             ("peer", ctypes.c_int32),
             ("line", ctypes.c_int32),
+            ("file", ctypes.c_uint32),
+            ("path", ctypes.c_uint32),
             ("numel", ctypes.c_int64),
             ("index", ctypes.c_int64),
             ("number", ctypes.c_int64),
+            ("recorded", ctypes.c_uint64),  # calls written to the history, ever
             ("op", ctypes.c_char * 24),
             ("dtype", ctypes.c_char * 16),
-            ("function", ctypes.c_char * 64),
-            ("filename", ctypes.c_char * 320),
-            ("group", ctypes.c_int32),  # index into groups, -1 for a send or recv
-            ("sends", ctypes.c_uint32 * world_size),
-            ("receives", ctypes.c_uint32 * world_size),
+            ("sends", per_rank),
+            ("receives", per_rank),
+            ("send_digests", per_rank),
+            ("receive_digests", per_rank),
+            ("from_anybody", ctypes.c_uint32),  # receives without a named source
             ("groups", Group * MOST_GROUPS),
         )
 
@@ -79,123 +103,81 @@ def _slot_type(world_size: int) -> type[ctypes.Structure]:
 
 
 class Board:
-    """All slots of a launch. The launcher makes the file with `create`; every rank opens it."""
+    """All slots and histories of a launch. The launcher makes the file with `create`; every rank opens it."""
 
     def __init__(self, path: Path, world_size: int) -> None:
-        self._type = _slot_type(world_size)
+        self._type = slot_type(world_size)
         self.world_size = world_size
-        self._file = open(path, "r+b")  # noqa: SIM115 - lives as long as the map
-        self._map = mmap.mmap(self._file.fileno(), ctypes.sizeof(self._type) * world_size)
+        self._stride = ctypes.sizeof(self._type) + ctypes.sizeof(FileName) * MOST_FILES + RECORD_BYTES * HISTORY
+        with open(path, "r+b") as file:
+            self.map = mmap.mmap(file.fileno(), self._stride * world_size)
 
     @classmethod
     def create(cls, path: Path, world_size: int) -> Board:
-        path.write_bytes(bytes(ctypes.sizeof(_slot_type(world_size)) * world_size))
+        size = ctypes.sizeof(slot_type(world_size)) + ctypes.sizeof(FileName) * MOST_FILES + RECORD_BYTES * HISTORY
+        with path.open("wb") as file:
+            file.truncate(size * world_size)  # a file with holes: only what is written takes space
         return cls(path, world_size)
 
     def slot(self, rank: int) -> ctypes.Structure:
-        return self._type.from_buffer(self._map, ctypes.sizeof(self._type) * rank)
+        return self._type.from_buffer(self.map, self._stride * rank)
+
+    def file_names(self, rank: int) -> ctypes.Array:
+        return (FileName * MOST_FILES).from_buffer(self.map, self._stride * rank + ctypes.sizeof(self._type))
+
+    def history_offset(self, rank: int) -> int:
+        return self._stride * (rank + 1) - RECORD_BYTES * HISTORY
 
     def read(self, rank: int) -> RankStatus:
         """A consistent copy of one slot; tries again while the rank is writing."""
-        size = ctypes.sizeof(self._type)
+        offset = self._stride * rank
         for _ in range(100):
-            copy = self._type.from_buffer_copy(self._map, size * rank)
-            again = self._type.from_buffer_copy(self._map, size * rank)
-            if copy.version == again.version and copy.version % 2 == 0:
+            copy = self._type.from_buffer_copy(self.map, offset)
+            if copy.version % 2 == 0 and copy.version == self._type.from_buffer_copy(self.map, offset).version:
                 break
-        return _status(rank, copy, self.world_size)
+        return self._status(rank, copy)
+
+    def statuses(self) -> list[RankStatus]:
+        return [self.read(rank) for rank in range(self.world_size)]
+
+    def recorded(self, rank: int) -> int:
+        return self._type.from_buffer_copy(self.map, self._stride * rank).recorded
+
+    def names(self, rank: int) -> list[str]:
+        start = self._stride * rank + ctypes.sizeof(self._type)
+        names = (FileName * MOST_FILES).from_buffer_copy(self.map, start)
+        return [name.value.decode("utf-8", "replace") for name in names]
 
     def close(self) -> None:
-        self._map.close()
-        self._file.close()
+        self.map.close()
+
+    def _status(self, rank: int, slot: ctypes.Structure) -> RankStatus:
+        groups = {
+            entry.path: GroupCount(entry.calls, entry.digest, _ranks(entry.members))
+            for entry in slot.groups
+            if entry.path
+        }
+        return RankStatus(
+            rank=rank,
+            state=slot.state,
+            progress=slot.progress,
+            op=slot.op.decode(),
+            peer=slot.peer if slot.op and slot.peer >= 0 else None,
+            numel=slot.numel,
+            dtype=slot.dtype.decode(),
+            index=slot.index if slot.op else -1,
+            path=slot.path,
+            number=slot.number,
+            where=Where(self.names(rank)[slot.file], slot.line, "") if slot.line else None,
+            members=groups[slot.path].members if slot.path in groups else (),
+            sends=tuple(slot.sends),
+            receives=tuple(slot.receives),
+            send_digests=tuple(slot.send_digests),
+            receive_digests=tuple(slot.receive_digests),
+            from_anybody=slot.from_anybody,
+            groups=groups,
+        )
 
 
-def _status(rank: int, slot: ctypes.Structure, world_size: int) -> RankStatus:
-    groups = {
-        tuple(member for member in range(world_size) if entry.members[member]): entry.calls
-        for entry in slot.groups
-        if entry.key
-    }
-    where = Where(_text(slot.filename), slot.line, _text(slot.function)) if slot.line else None
-    return RankStatus(
-        rank=rank,
-        state=slot.state,
-        progress=slot.progress,
-        op=_text(slot.op),
-        peer=slot.peer if slot.op and slot.peer >= 0 else None,
-        numel=slot.numel,
-        dtype=_text(slot.dtype),
-        index=slot.index if slot.op else -1,
-        number=slot.number,
-        where=where,
-        group=list(groups)[slot.group] if slot.op and slot.group >= 0 else (),
-        sends=tuple(slot.sends),
-        receives=tuple(slot.receives),
-        groups=groups,
-    )
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
-
-
-class Writer:
-    """One rank's pen on the board (the `Status` that meters/tap.py asks for)."""
-
-    def __init__(self, board: Board, rank: int) -> None:
-        self._slot = board.slot(rank)
-        self._groups: dict[tuple[int, ...], int] = {}
-
-    def issued(self, call: Call, group_call: int) -> None:
-        slot = self._slot
-        slot.version += 1
-        self._write_call(call, group_call)
-        if call.op == "send" and call.peer is not None:
-            slot.sends[call.peer] = group_call
-        elif call.op == "recv" and call.peer is not None:
-            slot.receives[call.peer] = group_call
-        elif slot.group >= 0:
-            slot.groups[slot.group].calls = group_call
-        slot.version += 1
-
-    def waiting(self, call: Call, group_call: int) -> None:
-        slot = self._slot
-        slot.version += 1
-        self._write_call(call, group_call)
-        slot.state = WAITING
-        slot.version += 1
-
-    def running(self) -> None:
-        self._slot.progress += 1
-        self._slot.state = RUNNING
-
-    def finished(self) -> None:
-        self._slot.state = FINISHED
-
-    def progressed(self) -> None:
-        self._slot.progress += 1
-
-    def _write_call(self, call: Call, group_call: int) -> None:
-        slot = self._slot
-        slot.progress += 1
-        slot.op = call.op.encode()
-        slot.dtype = call.dtype.encode()[:15]
-        slot.peer = -1 if call.peer is None else call.peer
-        slot.numel, slot.index, slot.number = call.numel, call.index, group_call
-        slot.group = -1 if call.point_to_point else self._group(call.group)
-        if call.where is not None:
-            slot.line = call.where.line
-            slot.function = call.where.function.encode()[:63]
-            slot.filename = call.where.filename.encode()[:319]
-
-    def _group(self, ranks: tuple[int, ...]) -> int:
-        position = self._groups.get(ranks)
-        if position is None:
-            if len(self._groups) == MOST_GROUPS:
-                return -1  # too many groups to follow: this call is not part of the deadlock search
-            position = self._groups[ranks] = len(self._groups)
-            entry = self._slot.groups[position]
-            for rank in ranks:
-                entry.members[rank] = 1
-            entry.key = zlib.crc32(repr(ranks).encode()) | 1
-        return position
+def _ranks(flags: Sequence[int]) -> tuple[int, ...]:
+    return tuple(rank for rank, flag in enumerate(flags) if flag)

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from ..records import Call, Event, RankMemory
+from ..records import Call, Event, RankMemory, Where
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class Job:
     meter: bool
     slow: frozenset[int]
     threads: int  # torch threads of a rank
-    working_directory: str
+    working_directory: str | None  # None when the launcher's has been deleted
+    environment: dict[str, str]
+    launcher: int  # process id
 
     @property
     def function_file(self) -> Path:
@@ -77,6 +79,18 @@ class Failure:
     causes: str = ""  # the exceptions behind it, formatted
 
 
+@dataclass(frozen=True)
+class Position:
+    """A rank's answer to "where are you?". busy: the learner's threads that do not wait for anybody.
+
+    main: the learner's line that the main thread is in.
+    """
+
+    rank: int
+    busy: int
+    main: Where | None = None
+
+
 class _Pickler(cloudpickle.Pickler):
     """Functions by value; tensors as one copy of their elements, on the CPU.
 
@@ -98,7 +112,7 @@ class _Pickler(cloudpickle.Pickler):
 
 def rebuild_tensor(buffer: Any, dtype: torch.dtype, shape: tuple, requires_grad: bool, is_parameter: bool) -> Any:
     """The tensor that `_Pickler` took apart."""
-    data = bytearray(buffer)
+    data = buffer if isinstance(buffer, bytearray) else bytearray(buffer)
     tensor = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     tensor = tensor.reshape(shape)
     if is_parameter:

@@ -1,19 +1,29 @@
-"""Starts the ranks' processes and makes sure that they end."""
+"""Starts the ranks' processes and makes sure that they end.
+
+Not torch.multiprocessing.start_processes: an interrupt while it starts ranks would leave behind those it has started,
+and it makes a temporary file per rank.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.spawn
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
-
-import torch.multiprocessing
 
 from . import worker
 from .job import Job
+
+_starting = threading.Lock()  # what start() changes for a moment belongs to the whole process
+_warm: list[int] = []  # the process in which the forkserver is known to be ready
+END_SECONDS = 10.0  # a process that takes longer to die sits in the operating system, beyond anybody's reach
 
 
 def start_method() -> str:
@@ -22,64 +32,98 @@ def start_method() -> str:
     return os.environ.get("SHARDLAB_START_METHOD") or ("forkserver" if "forkserver" in available else "spawn")
 
 
-def start(job: Job) -> list[Any]:
-    """One process per rank, in rank order."""
-    method = start_method()
-    context = torch.multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(["shardlab.runtime.preload"])
-    with _without_the_main_script(), _safe_import_path():
-        started = torch.multiprocessing.start_processes(
-            worker.main, args=(job,), nprocs=job.world_size, join=False, daemon=True, start_method=method
-        )
-    return list(started.processes)
+def warm_up() -> None:
+    """Waits until the forkserver has imported torch, the first time. May be interrupted: no rank exists yet."""
+    if start_method() != "forkserver" or os.getpid() in _warm:
+        return
+    with _starting, _as_ranks_are_started(), _interrupts_blocked():
+        multiprocessing.forkserver.ensure_running()  # it inherits the block, or an interrupt would end its imports
+    probe = multiprocessing.get_context("forkserver").Process(target=_nothing, daemon=True)
+    with _starting, _as_ranks_are_started():
+        probe.start()
+    probe.join()
+    probe.close()
+    _warm.append(os.getpid())
 
 
-def end(processes: Sequence[Any]) -> None:
+def start(rank: int, job: Job) -> Any:
+    """The process of a rank."""
+    context: Any = multiprocessing.get_context(start_method())
+    process = context.Process(target=worker.main, args=(rank, job), daemon=True, name=f"rank {rank}")
+    with _starting, _as_ranks_are_started():
+        process.start()
+    return process
+
+
+def end(processes: list[Any]) -> None:
     """Ends all processes and their descendants, and waits for them. They may ignore SIGTERM, so it is SIGKILL."""
     for process in processes:
-        _kill_session(process.pid)
         if process.is_alive():
+            end_descendants(process.pid)
             process.kill()
+    deadline = time.monotonic() + END_SECONDS
     for process in processes:
-        process.join()
-        process.close()
+        process.join(max(0, deadline - time.monotonic()))
+        if process.exitcode is not None:
+            process.close()
 
 
-def _kill_session(pid: int) -> None:
-    # A rank leads its own session (worker._own_session); what it started, such as data loaders, is in it too.
+def end_descendants(pid: int) -> None:
+    """Ends what the rank has started, such as data loaders: it is all in the session that the rank leads.
+
+    Works just after the rank's death too, as long as its process id is not in use again.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if os.getpgid(pid) == pid:
-            os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _nothing() -> None:
+    pass
 
 
 @contextlib.contextmanager
-def _without_the_main_script() -> Iterator[None]:
-    """Keeps multiprocessing from running the main script again in each rank: functions travel by value."""
+def _as_ranks_are_started() -> Iterator[None]:
+    """Keeps multiprocessing from running the main script again in each rank, and from importing the learner's files.
+
+    Functions travel by value. A file named socket.py beside the notebook must not become a rank's socket module.
+    """
+    multiprocessing.forkserver.set_forkserver_preload(["shardlab.runtime.preload"])
     original = multiprocessing.spawn.get_preparation_data
 
     def preparation_data(name: str) -> dict[str, Any]:
         data = original(name)
-        data.pop("init_main_from_name", None)
-        data.pop("init_main_from_path", None)
+        for key in ("init_main_from_name", "init_main_from_path", "main_path", "dir"):
+            data.pop(key, None)
+        standard = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+        data["sys_path"] = sorted(data["sys_path"], key=lambda entry: not _is_standard(entry, standard))
         return data
 
-    multiprocessing.spawn.get_preparation_data = preparation_data
-    try:
-        yield
-    finally:
-        multiprocessing.spawn.get_preparation_data = original
-
-
-@contextlib.contextmanager
-def _safe_import_path() -> Iterator[None]:
-    """A file named socket.py beside the notebook must not become the forkserver's socket module."""
     before = os.environ.get("PYTHONSAFEPATH")
+    multiprocessing.spawn.get_preparation_data = preparation_data
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
         yield
     finally:
+        multiprocessing.spawn.get_preparation_data = original
         if before is None:
             del os.environ["PYTHONSAFEPATH"]
         else:
             os.environ["PYTHONSAFEPATH"] = before
+
+
+def _is_standard(entry: str, standard: tuple[str, ...]) -> bool:
+    """Whether a place on the import path belongs to Python itself."""
+    inside = entry.startswith(standard) and "site-packages" not in entry and "dist-packages" not in entry
+    return inside or (entry.endswith(".zip") and os.path.dirname(entry) == os.path.dirname(standard[0]))
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

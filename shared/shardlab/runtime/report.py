@@ -9,79 +9,121 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import LaunchError
-from .board import FINISHED, RUNNING, STARTING, WAITING, RankStatus
+from ..meters import is_library
+from .board import FINISHED
 from .deadlock import Deadlock
+from .disagreement import Disagreement
+from .history import Record
 from .job import Failure, Frame
 from .monitor import Death, Faults
 from .places import place, source
 from .relay import Relay
+from .standing import at, call, everyone, nobody_moved, ranks_in_words, sentence, standings
 
-_OWN_FOLDERS = (os.path.dirname(os.path.dirname(__file__)), torch.__path__[0])
+_OWN_FOLDER = os.path.dirname(os.path.dirname(__file__))
+_COMMUNICATION = os.path.join(torch.__path__[0], "distributed")
 
 _SIGNALS = {
     "SIGABRT": "A C++ library gave up. The usual cause: ranks called the same collective with different sizes.",
     "SIGKILL": "Something killed it, usually the system when memory ran out.",
     "SIGSEGV": "It touched memory that is not its own: a fault in native code.",
+    "SIGBUS": "It touched memory that could not be had, usually because /dev/shm is full.",
+    "SIGFPE": "Native code divided an integer by zero.",
+    "SIGILL": "Native code used an instruction that this processor does not know.",
     "SIGTERM": "Something asked it to stop.",
+}
+_HINTS = {
+    "default process group twice": "launch has called init_process_group for this rank already: leave it out.",
 }
 
 
-def error_of(faults: Faults, relay: Relay, timeout: float) -> LaunchError:
-    """The error for the most telling fault: a death before an exception (others raise because it died), then waits."""
+def error_of(faults: Faults, relay: Relay, timeout: float, meter: bool) -> LaunchError:
+    """The error for the most telling fault: a disagreement that explains the others; a death before an exception (the
+    others raise because it died); then waits."""
+    if faults.interrupted:
+        lines = ["Interrupted. All ranks have been ended. When it happened:", *everyone(faults)]
+        return _error(faults, lines, "interrupted")
+    if faults.disagreement is not None and _explained_by_disagreement(faults):
+        return _disagreement(faults.disagreement, faults)
     if faults.deaths:
         return _death(min(faults.deaths, key=lambda death: death.time), faults, relay)
     if faults.failures:
         return _failure(min(faults.failures, key=lambda failure: failure.time), faults)
     if faults.deadlock is not None:
-        return _deadlock(faults.deadlock, faults.statuses)
-    return _timeout(faults.statuses, timeout)
+        return _deadlock(faults.deadlock, faults)
+    return _timeout(faults, timeout, meter)
 
 
-def interrupted(statuses: Sequence[RankStatus]) -> LaunchError:
-    lines = ["Interrupted. All ranks have been ended. When it happened:", *where_everyone_was(statuses)]
-    return LaunchError("\n".join(lines), "interrupted")
+def interrupted_early() -> LaunchError:
+    return LaunchError("Interrupted while the first launch was getting ready. No rank had started.", "interrupted")
 
 
-def where_everyone_was(statuses: Sequence[RankStatus], without: int | None = None) -> list[str]:
-    return [f"  {sentence(status)}" for status in statuses if status.rank != without]
+def _error(
+    faults: Faults, lines: Sequence[str], kind: str, rank: int | None = None, failure: Failure | None = None
+) -> LaunchError:
+    exception = (failure.exception_type, failure.message) if failure is not None else ("", "")
+    return LaunchError("\n".join(lines), kind, rank, *exception, ranks=standings(faults, rank))
 
 
-def sentence(status: RankStatus) -> str:
-    """What a rank was doing, in one line."""
-    who = f"rank {status.rank}"
-    if status.state == FINISHED:
-        return f"{who} had finished its function"
-    if status.state == STARTING:
-        return f"{who} was starting"
-    if status.state == WAITING:
-        return f"{who} was waiting in {call(status)}{_at(status)}"
-    if status.in_call:
-        return f"{who} was computing; its last call was {call(status)}{_at(status)}"
-    return f"{who} was computing"
+def _explained_by_disagreement(faults: Faults) -> bool:
+    """Whether all that went wrong is what a mismatch leads to: a crash, or an exception, inside the communication."""
+    crashed = all(death.code == -signal.SIGABRT for death in faults.deaths)
+    inside = all(
+        failure.kind == "raised"
+        and (last := _last_outside_shardlab(failure.frames)) is not None
+        and last.filename.startswith(_COMMUNICATION)
+        for failure in faults.failures
+    )
+    return crashed and inside
 
 
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """ "rank 1", "ranks 1 and 2", "ranks 0, 1 and 2" """
-    *first, last = [str(rank) for rank in ranks]
-    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+def _last_outside_shardlab(frames: Sequence[Frame]) -> Frame | None:
+    """Where an exception was raised; the tap's own frames lie between torch's functions and its backend."""
+    return next((frame for frame in reversed(frames) if not frame.filename.startswith(_OWN_FOLDER)), None)
 
 
-def call(status: RankStatus) -> str:
-    """ "send to rank 1 (1,024 float32)" """
-    size = f" ({status.numel:,} {status.dtype})" if status.dtype else ""
-    if status.op == "send":
-        return f"send to rank {status.peer}{size}"
-    if status.op == "recv":
-        return f"recv from rank {status.peer}{size}" if status.peer is not None else f"recv from any rank{size}"
-    root = f" with root {status.peer}" if status.peer is not None else ""
-    return f"{status.op}{root}{size}"
+def _disagreement(found: Disagreement, faults: Faults) -> LaunchError:
+    lines = disagreement_lines(found, faults)
+    for death in faults.deaths:
+        lines += [f"  rank {death.rank} was ended by {signal.Signals(-death.code).name} because of it"]
+    return _error(faults, lines, "disagree", found.odd)
 
 
-def _at(status: RankStatus) -> str:
-    if status.where is None:
-        return ""
-    text = source(status.where.filename, status.where.line)
-    return f"\n      {place(status.where.filename, status.where.line)}" + (f":  {text}" if text else "")
+def disagreement_lines(found: Disagreement, faults: Faults) -> list[str]:
+    if not found.records:
+        return ["The ranks disagree: their calls differ, but so long ago that it is not known any more in which call."]
+    record = found.records[0]
+    if record.point_to_point:
+        source_rank, target = (record.rank, record.peer) if record.op == "send" else (record.peer, record.rank)
+        message = f"message {record.number} from rank {source_rank} to rank {target}"
+        if found.absent:
+            what = "was sent but never received" if record.op == "send" else "was awaited but never sent"
+            lines = [f"The ranks disagree: {message} {what}."]
+        else:
+            lines = [f"The ranks disagree on {message}: it is not received as it was sent."]
+        advice = "A message is received with as many elements as were sent, of the same type."
+    else:
+        counts = [each.groups[record.path] for each in faults.statuses if record.path in each.groups]
+        members = counts[0].members if counts else ()
+        everybody = len(members) in (0, len(faults.statuses))
+        among = "" if everybody else f" of the group of {ranks_in_words(members)}"
+        lines = [f"The ranks disagree at call {record.number}{among}:"]
+        advice = (
+            "All ranks of a group make the same collective calls in the same order, with the same size, type and root."
+        )
+    lines += _side_by_side(found.records)
+    if found.absent:
+        lines += [f"  {ranks_in_words(found.absent)} had finished without this call"]
+    return [*lines, advice]
+
+
+def _side_by_side(records: Sequence[Record]) -> list[str]:
+    """Each rank's call; ranks with the same call on the same line of code stand together."""
+    alike: dict[str, list[int]] = {}
+    for record in records:
+        text = call(record.op, record.peer, record.numel, record.dtype) + at(record.where)
+        alike.setdefault(text, []).append(record.rank)
+    return [f"  {ranks_in_words(ranks)}: {text}" for text, ranks in alike.items()]
 
 
 def _failure(failure: Failure, faults: Faults) -> LaunchError:
@@ -91,44 +133,39 @@ def _failure(failure: Failure, faults: Faults) -> LaunchError:
             "A rank that leaves early leaves the others waiting. Return from the function instead.",
         ]
     else:
-        lines = [f"Rank {failure.rank} raised {failure.exception_type}: {failure.message}"]
+        lines = [f"Rank {failure.rank} raised {failure.exception_type}: {failure.message}".rstrip(": ")]
     lines += traceback_lines(failure.frames)
     if failure.causes:
         lines += [f"  caused by {failure.causes}"]
-    lines += _others(faults, failure.rank)
-    return LaunchError("\n".join(lines), failure.kind, failure.rank, failure.exception_type, failure.message)
+    lines += [hint for words, hint in _HINTS.items() if words in failure.message]
+    lines += _meanwhile(faults, failure.rank)
+    return _error(faults, lines, failure.kind, failure.rank, failure)
 
 
-def _others(faults: Faults, blamed: int) -> list[str]:
+def _meanwhile(faults: Faults, blamed: int) -> list[str]:
     """One line for each other rank; an exception that came later, often because of the first, is only named."""
-    later = {failure.rank: failure for failure in faults.failures}
-    lines = []
-    for status in faults.statuses:
-        if status.rank == blamed:
-            continue
-        lines.append(f"  {sentence(status)}")
-        if status.rank in later:
-            lines.append(f"      then it raised {later[status.rank].exception_type}")
+    lines = everyone(faults, without=blamed)
+    if faults.disagreement is not None:
+        lines += [f"  {line}" for line in disagreement_lines(faults.disagreement, faults)]
     return ["Meanwhile:", *lines] if lines else []
 
 
 def traceback_lines(frames: Sequence[Frame]) -> list[str]:
-    """The learner's own lines of a traceback, outermost first. Frames of torch and ShardLab only name the last call."""
+    """The learner's own lines of a traceback, outermost first; of libraries only the last call is named."""
     lines = []
-    own = [frame for frame in frames if not frame.filename.startswith(_OWN_FOLDERS)]
+    own = [frame for frame in frames if not is_library(frame.filename)]
     for frame in own:
         lines.append(f"  {place(frame.filename, frame.line)}, in {frame.function}")
         text = source(frame.filename, frame.line)
         if text:
             lines.append(f"      {text}")
-    if frames and own and frames[-1] is not own[-1]:
-        last = frames[-1]
+    last = _last_outside_shardlab(frames)
+    if last is not None and own and last is not own[-1]:
         lines.append(f"  (raised inside {os.path.basename(last.filename)}, in {last.function})")
     return lines
 
 
 def _death(death: Death, faults: Faults, relay: Relay) -> LaunchError:
-    status = faults.statuses[death.rank]
     if death.code < 0:
         name = signal.Signals(-death.code).name
         lines = [f"Rank {death.rank} was ended by {name}. {_SIGNALS.get(name, '')}".rstrip()]
@@ -137,15 +174,15 @@ def _death(death: Death, faults: Faults, relay: Relay) -> LaunchError:
             f"Rank {death.rank} left with exit code {death.code} before its function had returned.",
             "Something called os._exit. Return from the function instead.",
         ]
-    lines += [f"  {sentence(status)}"]
+    lines += [f"  {sentence(faults, death.rank)}"]
     noise = [line for line in relay.errors(death.rank).splitlines() if line.strip()]
     if noise and death.code < 0:
         lines += [f"  its last words: {noise[-1].strip()[:300]}"]
-    return LaunchError("\n".join(lines + _others(faults, death.rank)), "died", death.rank)
+    return _error(faults, lines + _meanwhile(faults, death.rank), "died", death.rank)
 
 
-def _deadlock(deadlock: Deadlock, statuses: Sequence[RankStatus]) -> LaunchError:
-    stuck = deadlock.stuck
+def _deadlock(deadlock: Deadlock, faults: Faults) -> LaunchError:
+    stuck, statuses = deadlock.stuck, faults.statuses
     if deadlock.cycle:
         circle = " -> ".join(f"rank {rank}" for rank in (*deadlock.cycle, deadlock.cycle[0]))
         lines = [f"Deadlock: {circle}. Each waits for the next, so none can go on."]
@@ -157,13 +194,13 @@ def _deadlock(deadlock: Deadlock, statuses: Sequence[RankStatus]) -> LaunchError
         else:
             reason = "that rank waits in vain itself" if len(others) == 1 else "they wait in vain themselves"
         lines = [f"Deadlock: rank {rank} waits for {ranks_in_words(finished or others)}, but {reason}."]
-    lines += where_everyone_was(statuses)
-    lines += [f"Usual cause: {_usual_cause(deadlock, statuses)}"]
-    return LaunchError("\n".join(lines), "deadlock", next(iter(deadlock.cycle or stuck)))
+    lines += everyone(faults)
+    lines += [f"Usual cause: {_usual_cause(deadlock, faults)}"]
+    return _error(faults, lines, "deadlock", next(iter(deadlock.cycle or stuck)))
 
 
-def _usual_cause(deadlock: Deadlock, statuses: Sequence[RankStatus]) -> str:
-    operations = {statuses[rank].op for rank in deadlock.stuck}
+def _usual_cause(deadlock: Deadlock, faults: Faults) -> str:
+    operations = {faults.statuses[rank].op for rank in deadlock.stuck}
     if operations == {"send"} and deadlock.cycle:
         return (
             "every rank sends first. A blocking send returns only when its peer receives. "
@@ -176,11 +213,8 @@ def _usual_cause(deadlock: Deadlock, statuses: Sequence[RankStatus]) -> str:
     return "not every rank made this collective call, for example because it stands inside `if rank == 0`."
 
 
-def _timeout(statuses: Sequence[RankStatus], timeout: float) -> LaunchError:
-    lines = [
-        f"Nothing moved for {timeout:g} s (no operation of torch, no message, no output), so the launch was ended.",
-        *where_everyone_was(statuses),
-        "If a rank computes for longer than that, give launch a larger timeout.",
-    ]
-    busy = [status.rank for status in statuses if status.state in (RUNNING, STARTING)]
-    return LaunchError("\n".join(lines), "timeout", busy[0] if busy else 0)
+def _timeout(faults: Faults, timeout: float, meter: bool) -> LaunchError:
+    seen = "no operation of torch, no message, no output" if meter else "no message, no output"
+    lines = [f"Nothing moved for {timeout:g} s ({seen}), so the launch was ended.", *everyone(faults)]
+    lines += ["If a rank computes for longer than that, give launch a larger timeout."]
+    return _error(faults, lines, "timeout", nobody_moved(faults))

@@ -2,55 +2,81 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import multiprocessing
 import os
 import signal
+import socket
 import sys
-import threading
 import time
 import traceback
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
 
 from ..meters import Instruments
-from . import board
+from .board import Board
 from .door import knock
 from .job import Failure, Frame, Job, Outcome, dump, load
+from .leash import Leash, end_session
+from .writer import Writer
 
 FOREVER = datetime.timedelta(days=7)  # the launcher decides what is too long, not the backend
 
 
 def main(rank: int, job: Job) -> None:
     """Runs the job's function as rank `rank` and reports. Never returns: the process ends here."""
-    _die_with_the_launcher()
     _own_session()
-    control = knock(job.address)
-    control.send((rank, "control"))
-    if hasattr(os, "fork"):
-        _send_output_to(job, rank)
-    statuses = board.Board(job.board_file, job.world_size)
-    writer = board.Writer(statuses, rank)
+    control = _join(rank, job)
+    writer = Writer(Board(job.board_file, job.world_size), rank)
+    leash = Leash(rank, control, job.launcher, writer.waits)
+    message: tuple | Failure
     try:
-        os.chdir(job.working_directory)
-        message: tuple | Failure = _work(rank, job, writer)
+        message = _work(rank, job, writer)
     except BaseException as error:  # whatever it is, it is the learner's to read
         message = _failure(rank, job, error)
-    _finish(control, message)
+    _finish(leash, message)
 
 
-def _work(rank: int, job: Job, writer: board.Writer) -> tuple:
-    torch.set_num_threads(job.threads)
-    _keep_freed_memory()
+def _own_session() -> None:
+    """A session of its own: an interrupt of the kernel reaches the launcher alone, and all descendants end together."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    multiprocessing.current_process().daemon = False  # or it could have no children, such as data loaders
+
+
+def _join(rank: int, job: Job) -> Connection:
+    """Reports to the launcher. When that has given up meanwhile, its folder is gone, and the rank leaves silently."""
+    try:
+        control = knock(job.address)
+        control.send((rank, "control"))
+        if hasattr(os, "fork"):
+            _send_output_to(job, rank)
+    except OSError:
+        os._exit(1)
+    return control
+
+
+def _send_output_to(job: Job, rank: int) -> None:
+    """Gives descriptors 1 and 2 to the launcher. Python's stderr (warnings) is for the learner, so it joins stdout."""
+    for channel, descriptor in (("stdout", 1), ("stderr", 2)):
+        connection = knock(job.address)
+        connection.send((rank, channel))
+        os.dup2(connection.fileno(), descriptor)
+        connection.close()
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+
+
+def _work(rank: int, job: Job, writer: Writer) -> tuple:
+    _settle(job)
     if job.device == "cuda":
         torch.cuda.set_device(rank)
-    store = dist.FileStore(str(job.store_file), job.world_size)
     dist.init_process_group(
         job.backend,
-        store=store,
+        store=dist.FileStore(str(job.store_file), job.world_size),
         rank=rank,
         world_size=job.world_size,
         timeout=FOREVER,
@@ -65,12 +91,28 @@ def _work(rank: int, job: Job, writer: board.Writer) -> tuple:
     outcome = Outcome(result, instruments.tap.calls, instruments.memory_report(), instruments.marks)
     try:
         dump(outcome, job.result_file(rank))
+    except OSError as error:
+        raise OSError(f"the result could not be written to {job.folder} ({error.strerror})") from None
     except Exception as error:
         raise TypeError(
             f"the function returned a {type(result).__name__}, which cannot be sent back to the notebook ({error}). "
             "Return numbers, strings, tensors, or lists and dictionaries of these."
         ) from None
     return ("finished", rank)
+
+
+def _settle(job: Job) -> None:
+    """Makes this process like the notebook's: its environment (the forkserver's may be older) and its folder."""
+    os.environ.clear()
+    os.environ.update(job.environment)
+    # Named explicitly, gloo needs neither a network nor a host name that resolves.
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if loopback is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    if job.working_directory is not None:
+        os.chdir(job.working_directory)
+    torch.set_num_threads(job.threads)
+    _keep_freed_memory()
 
 
 def _keep_freed_memory() -> None:
@@ -83,16 +125,13 @@ def _keep_freed_memory() -> None:
     torch.empty(30 << 20, dtype=torch.uint8)  # glibc's limit is 32 MiB
 
 
-def _finish(control: Connection, message: tuple | Failure) -> None:
+def _finish(leash: Leash, message: tuple | Failure) -> None:
     """Reports, then stays until the launcher lets go: a rank that left early would break the others' connections."""
     sys.stdout.flush()
     sys.stderr.flush()
-    control.send(message)
-    with contextlib.suppress(EOFError):
-        control.recv()
-    for child in multiprocessing.active_children():
-        child.kill()
-    os._exit(0)  # without atexit: tearing down a process group with unfinished operations can hang
+    leash.send(message)
+    leash.wait_until_let_go()
+    end_session()  # without atexit: tearing down a process group with unfinished operations can hang
 
 
 def _failure(rank: int, job: Job, error: BaseException) -> Failure:
@@ -106,36 +145,3 @@ def _failure(rank: int, job: Job, error: BaseException) -> Failure:
     if error.__cause__ is not None:
         causes = "".join(traceback.format_exception_only(error.__cause__)).strip()
     return Failure(rank, kind, time.monotonic() - job.began, type(error).__name__, text, frames, causes)
-
-
-def _die_with_the_launcher() -> None:
-    """The rank's parent process is the forkserver, so a launcher's death must be watched for."""
-    launcher = multiprocessing.parent_process()
-    if launcher is None:
-        return
-
-    def watch() -> None:
-        wait([launcher.sentinel])
-        if hasattr(os, "killpg"):
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
-
-
-def _own_session() -> None:
-    """A session of its own: an interrupt of the kernel reaches the launcher alone, and all descendants end together."""
-    if hasattr(os, "setsid"):
-        os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _send_output_to(job: Job, rank: int) -> None:
-    """Gives descriptors 1 and 2 to the launcher. Python's stderr (warnings) is for the learner, so it joins stdout."""
-    for channel, descriptor in (("stdout", 1), ("stderr", 2)):
-        connection = knock(job.address)
-        connection.send((rank, channel))
-        os.dup2(connection.fileno(), descriptor)
-        connection.close()
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
