@@ -28,6 +28,7 @@ MODULES = {
         "ring_wrong_reduce_scatter",
         "ring_wrong_all_gather",
         "ring_wrong_all_reduce",
+        "ring_wrong_handles",
     ),
 }
 

@@ -19,6 +19,7 @@ from ..runtime.places import place, source
 from .trial import Begun, Case, Issued, Observation, Raised, read_notes, run_trial
 
 TIMEOUT = 10.0  # seconds without any progress; deadlocks are found sooner
+MOST_RANKS = 3  # named in one message
 MOST_CHARACTERS = 240  # of an exception's message
 
 
@@ -94,9 +95,14 @@ def observe(
 
 
 def breakdown(trial: Trial) -> CheckFailed:
-    """Why a trial did not come to its end, for one whose `error` is set."""
+    """Why a trial did not come to its end, for one whose `error` is set.
+
+    Raises that error when no rank had got as far as the solution: then the solution is not to blame.
+    """
     error = trial.error
     assert error is not None
+    if not any(trial.notes):
+        raise error
     case, rank = _stopped(trial, error.rank or 0)
     raised = [note for note in trial.notes[rank] if isinstance(note, Raised)]
     if raised and raised[0].type == "NotImplementedError" and raised[0].own:
@@ -108,10 +114,13 @@ def breakdown(trial: Trial) -> CheckFailed:
         return CheckFailed(trial.exercise, "crash", f"N = {trial.world_size}, {said}", hint, _where(call.where))
     if raised:
         return _raised(trial, rank, raised[0])
-    if error.kind in ("deadlock", "timeout", "disagree"):
+    if error.kind in ("deadlock", "timeout"):
         return _hang(trial, case, error)
     lines = error.report.splitlines()
-    look = next((line.strip() for line in lines[1:] if " line " in line), "") or _last_call(trial, rank)
+    if error.kind == "disagree":
+        return CheckFailed(trial.exercise, "calls", f"N = {trial.world_size}: {lines[0]}", lines[-1], lines[1].strip())
+    places = [f"{one.place}: {one.source}" for one in error.ranks if one.rank == rank and one.source]
+    look = places[0] if places else _last_call(trial, rank)
     return CheckFailed(trial.exercise, "crash", f"{trial.at(rank, case)}: {lines[0]}", look=look)
 
 
@@ -168,29 +177,19 @@ def _raised(trial: Trial, rank: int, raised: Raised) -> CheckFailed:
 
 def _hang(trial: Trial, case: int, error: LaunchError) -> CheckFailed:
     """The launch's report, condensed: who waits for whom, the usual cause, the line of the first rank that waits."""
+    returned = [rank for rank, notes in enumerate(trial.notes) if _has_returned(notes)]
+    stuck = [standing for standing in error.ranks if standing.rank not in returned]
+    said = [f"rank {one.rank} {f'waits in {one.call}' if one.call else f'was {one.doing}'}" for one in stuck]
+    said += [f"rank {rank} had returned" for rank in returned]
+    more = f"; and {len(said) - MOST_RANKS} more" if len(said) > MOST_RANKS else ""
     lines = error.report.splitlines()
-    waits, places = [], []
-    returned = {rank for rank, notes in enumerate(trial.notes) if _has_returned(notes)}
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        if not line.startswith("  rank "):
-            continue
-        if int(line.split()[1]) in returned:
-            waits.append(f"rank {line.split()[1]} had returned")
-        else:
-            waits.append(line.strip().replace(" was waiting", " waits"))
-            places += [following.strip()] if following.startswith("      ") else []
     cause = next((line.partition(": ")[2] for line in lines if line.startswith("Usual cause")), lines[0])
     if returned:
         # They stand in the check's own barrier, which the report cannot know.
         cause = "a recv for every send, and a send for every recv: count both, per step and rank"
-    more = f"; and {len(waits) - 3} more" if len(waits) > 3 else ""
-    return CheckFailed(
-        trial.exercise,
-        "hang",
-        f"N = {trial.world_size}, {trial.cases[case].name}: {'; '.join(waits[:3])}{more}",
-        cause,
-        places[0] if places else "",
-    )
+    place = next((f"{one.place}: {one.source}" for one in stuck if one.source), "")
+    at = f"N = {trial.world_size}, {trial.cases[case].name}"
+    return CheckFailed(trial.exercise, "hang", f"{at}: {'; '.join(said[:MOST_RANKS])}{more}", cause, place)
 
 
 def _has_returned(notes: list[Any]) -> bool:

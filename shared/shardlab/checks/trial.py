@@ -21,10 +21,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from ..meters import on_call
+from ..meters import is_library, on_call
 from ..records import Call, Where
-
-_NOT_THE_LEARNERS = (torch.__path__[0], str(Path(__file__).parents[1]), "<frozen")
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ def _run_case(recorder: _Recorder, prepared: Prepared, solution: Callable) -> No
 
 def _raised(index: int, error: BaseException) -> Raised:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_LEARNERS)]
+    own = [frame for frame in frames if not is_library(frame.filename)]
     where = Where(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
     return Raised(index, type(error).__name__, str(error), where, bool(own) and own[-1] is frames[-1])
 
