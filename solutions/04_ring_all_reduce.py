@@ -24,14 +24,16 @@
 # **all-reduce**: everybody starts with a tensor, everybody ends with the sum of all tensors. It happens once per
 # training step, on as many numbers as the model has parameters, so its cost decides whether more GPUs help at all.
 #
-# At the end of this notebook your own code will do it with the fewest bytes that any method can, and you will have
-# measured that it does. The later labs run on the two halves that you write here: ZeRO shards a model with exactly
-# `reduce_scatter` and `all_gather`.
+# At the end of this notebook your own code will do it, and its busiest rank will send as few bytes as any method
+# allows. You will have measured that it does. The later labs run on the two halves that you write here: ZeRO shards a
+# model with exactly `reduce_scatter` and `all_gather`.
 #
 # **How to work.** Run the cells from top to bottom (Shift+Enter). Where a cell says `not written yet`, it is your turn.
 # Every exercise has a check right below it, which runs your code on real processes and says what it saw. Hints fold
-# open one at a time, from a nudge to almost the answer. Before each measurement you are asked for a prediction: write
-# one down, even a wild one. The gap between the two is where the learning is.
+# open one at a time, from a nudge to almost the answer. Before most measurements there is a field for a prediction:
+# write one down, even a wild one. The gap between the two is where the learning is.
+#
+# **Two letters.** Everywhere in this notebook N is the number of ranks, and n is the size of the tensor in bytes.
 
 # %% tags=["parameters"]
 WORLD_SIZE = 4  # number of ranks (processes) in most cells, at least 2
@@ -44,14 +46,14 @@ import torch
 import torch.distributed as dist
 
 # %%
-import statistics
+import hashlib
 import time
 
 from shardlab import check, device, launch, predict, show, table, theory, trace_ring
 from shardlab.errors import LaunchError
 from shardlab.widgets import charts
 
-NUMEL = MEGABYTES * 10**6 // 4  # elements: a float32 has 4 bytes
+NUMEL = int(MEGABYTES * 10**6) // 4  # elements: a float32 has 4 bytes
 NBYTES = 4 * NUMEL
 
 # %% [markdown]
@@ -67,6 +69,12 @@ NBYTES = 4 * NUMEL
 # - `dist.isend` and `dist.irecv` are the same, but return at once with a handle. `handle.wait()` returns when the
 #   message is through. Until then, do not change the tensor that is being sent, and do not read the one that is being
 #   received.
+#
+# (So it is on CPUs, with the backend called gloo. On GPUs, with NCCL, all four only put the message into the GPU's
+# queue, and `wait()` makes the GPU wait instead of the Python code. Which tensor you may touch when is the same.)
+#
+# `launch` returns a record of the run: `run.results[r]` is what the function returned on rank r, `run.traffic[r]` what
+# rank r sent and received. `device()` is the device of the rank that asks: its GPU, or the CPU.
 #
 # Here every rank sends its number to the right, to rank `(r + 1) % N`, and receives from the left, rank `(r - 1) % N`.
 # The `%` closes the line of ranks into a ring: the right neighbour of the last rank is rank 0.
@@ -121,7 +129,7 @@ except LaunchError as report:
 #
 # ## 2. The obvious way, and its bottleneck
 #
-# One rank collects everything, adds, and hands out the sum. Let n be the size of the tensor.
+# One rank collects everything, adds, and hands out the sum.
 
 
 # %%
@@ -174,8 +182,8 @@ show(naive)
 
 # %% [markdown]
 # Rank 0 receives N-1 tensors and sends N-1 tensors; every other rank sends one and receives one. The links of the
-# others lie idle while rank 0 works through its queue. Double the ranks, and rank 0's work roughly doubles: this method
-# does not scale.
+# others lie idle while rank 0 works through its queue. And its queue grows with every rank that joins: this method does
+# not scale.
 #
 # | naive all-reduce | receives | sends |
 # |---|---|---|
@@ -184,11 +192,16 @@ show(naive)
 #
 # ### How few bytes could it be?
 #
-# Look at one single element, of which each of the N ranks has its own value. Wait for the first moment at which some
-# rank knows the finished sum. Up to then each of the other N-1 ranks must have *sent* something about this element at
-# least once, or its value could not be in the sum. After that moment each of the other N-1 ranks must still *receive*
-# something, since it does not know the sum yet. That makes at least 2(N-1) messages of one element. For n elements all
-# ranks together send at least 2(N-1) n. Somebody sends at least the average, so the **busiest rank** sends at least
+# Look at one single element, of which each of the N ranks has its own value, and at the messages about it. Each carries
+# one number. Put them in the order in which they arrive.
+#
+# - *Until the first rank knows the sum*, at least N-1 messages have arrived. To be in the sum, all N values must have
+#   come together, and a message can join only two ranks that were not connected before: N ranks need N-1 joins.
+# - *After that*, at least N-1 more must arrive. Only the rank that got the last message knows the sum. Each of the
+#   other N-1 ranks does not, so at least one message must still reach it.
+#
+# That makes 2(N-1) messages of one element, and for the whole tensor all ranks together send at least 2(N-1) n bytes.
+# Somebody sends at least the average, so the **busiest rank** sends at least
 #
 # $$\frac{2(N-1)}{N}\,n .$$
 #
@@ -213,10 +226,21 @@ show(naive)
 #
 # Chunk 1 makes the same journey one place further on: it sets out on rank 2 and ends, complete, on rank 1. Chunk c sets
 # out on rank c+1 and ends on rank c. All N chunks travel **at the same time**, each one place behind the next, so in
-# every step every rank sends one chunk and receives another. Nobody waits, nobody is busier than the others.
+# every step every rank sends one chunk and receives another. Nobody is left out, nobody is busier than the others.
 #
 # This first half is called **reduce-scatter**: the sum exists, but scattered, rank r has chunk r of it.
 #
+# **Predict.** How many messages does one rank send in this first half, and how many bytes?
+
+# %%
+scatter_messages = predict("messages sent by one rank, ring reduce-scatter", N=WORLD_SIZE)
+
+# %%
+scatter_bytes = predict(
+    "bytes sent by one rank, ring reduce-scatter", unit="bytes", N=WORLD_SIZE, n=NBYTES
+)
+
+# %% [markdown]
 # ### Exercise 04.ring_reduce_scatter
 #
 # *Difficulty: medium. Importance: high, ZeRO is built on it. Give it 20 minutes.*
@@ -225,7 +249,7 @@ show(naive)
 # may differ in size, and a chunk may be empty. When the function returns, `chunks[r]` on rank r is the sum of all
 # ranks' chunk r. It is changed in place: the tensors in the list are often views of one big tensor, and the result must
 # be seen there. The other chunks may hold anything. Nothing needs to be returned. Use `isend`/`recv` (or `irecv`) with
-# the two neighbours only; every rank sends N-1 chunks. With N = 1 there is nothing to do.
+# the two neighbours only, and send no chunk twice. With N = 1 there is nothing to do.
 #
 # <details><summary>Hint 1: a nudge</summary>
 #
@@ -296,27 +320,16 @@ check("04.ring_reduce_scatter", ring_reduce_scatter)
 # ### Watch your own run
 #
 # `trace_ring` runs your function once more, on data that reveals who contributed: the picture is what your code did,
-# message by message. Every row is a rank, every column a chunk; a coloured bar in a cell says whose numbers have been
-# added there. Step with the arrow keys or the buttons. A wrong chunk index shows as a bar that is missing or counted
-# twice.
+# message by message. Every row is a rank, every column a chunk; a coloured block in a cell says whose numbers have been
+# added there. Step with the arrow keys or the buttons (the picture counts its steps from 1; step 0 is the state
+# before). A mistake shows as a block that is missing or counted twice, or as a chunk that is complete in the wrong
+# place.
 
 # %%
 show(trace_ring(ring_reduce_scatter, WORLD_SIZE, phase="reduce_scatter"))
 
 # %% [markdown]
 # The diagonal is complete: rank r holds the finished chunk r. The rest are partial sums that nobody needs any more.
-#
-# **Predict.** How many messages does one rank send, and how many bytes, when the tensor has n bytes?
-
-# %%
-scatter_messages = predict(
-    "messages sent by one rank, ring reduce-scatter", N=WORLD_SIZE, n=NBYTES
-)
-
-# %%
-scatter_bytes = predict(
-    "bytes sent by one rank, ring reduce-scatter", unit="bytes", N=WORLD_SIZE, n=NBYTES
-)
 
 
 # %%
@@ -342,7 +355,8 @@ scatter_bytes.compare(run.traffic[0].sent)
 # *Difficulty: easy, if the first is done. Importance: high. Give it 10 minutes.*
 #
 # **Contract.** The same kind of list. On entry `chunks[r]` on rank r is finished, and the other chunks hold garbage.
-# When the function returns, every rank has every finished chunk, in place. Every rank sends N-1 chunks.
+# When the function returns, every rank has every finished chunk, in place. Again two neighbours, and no chunk sent
+# twice.
 #
 # <details><summary>Hint 1: a nudge</summary>
 #
@@ -383,27 +397,28 @@ show(trace_ring(ring_all_gather, WORLD_SIZE, phase="all_gather"))
 # ## 5. Together: all-reduce of any tensor
 #
 # Cut, reduce-scatter, all-gather. What is left is the real world: a tensor may have any shape and any type, its size
-# need not be a multiple of N, and it may not lie in one piece in memory. `send` and `recv` accept only **contiguous**
-# tensors, whose elements lie one after the other. A transposed matrix, or every second column of one, does not.
+# need not be a multiple of N, and its elements may not lie in memory row by row, without gaps. `send` and `recv` accept
+# only tensors that do, called **contiguous**. A transposed matrix is not, and neither is every second column of one.
 #
 # ### Exercise 04.ring_all_reduce
 #
 # *Difficulty: medium; the cutting has traps. Importance: high. Give it 20 minutes.*
 #
 # **Contract.** `tensor` has any shape (also none at all, `torch.tensor(3.0)`, and no elements) and any type that can be
-# added. When the function returns, `tensor` itself holds the sum on every rank. Other tensors that share its memory
-# keep theirs. Every rank sends 2(N-1)/N n elements, or a little more if you pad n up to a multiple of N.
+# added. When the function returns, `tensor` itself holds the sum on every rank. If it is a view of a bigger tensor, its
+# elements in there have changed, and all others have not. Every rank sends 2(N-1)/N n bytes, or a little more if you
+# pad the tensor up to a multiple of N elements.
 #
 # <details><summary>Hint 1: a trap</summary>
 #
-# `torch.chunk(5 elements, 4)` gives **three** chunks (2, 2, 1), not four: it rounds the size up first. Try it. Then
-# look up `torch.tensor_split`.
+# How many chunks does `torch.arange(5).chunk(4)` make? Three: it rounds the size of a chunk up to 2 first.
+# `tensor_split` makes as many as you ask for.
 # </details>
 #
 # <details><summary>Hint 2: a flat view, if there is one</summary>
 #
-# `tensor.contiguous()` is the tensor itself when it lies in one piece, and a copy when it does not. `.view(-1)` of that
-# is one-dimensional. If it is a copy, the sum must be written back at the end, with `tensor.copy_(...)`.
+# `tensor.contiguous()` is the tensor itself when it is contiguous, and a copy when it is not. `.view(-1)` of that is
+# one-dimensional. If it is a copy, the sum must be written back at the end, with `tensor.copy_(...)`.
 # </details>
 
 
@@ -411,7 +426,7 @@ show(trace_ring(ring_all_gather, WORLD_SIZE, phase="all_gather"))
 def ring_all_reduce(tensor):
     """Leaves the sum over all ranks in `tensor`, in place, on every rank. Any shape and dtype.
 
-    Every rank sends 2(N-1)/N n elements in 2(N-1) messages (Patarasuk & Yuan 2009).
+    Every rank sends 2(N-1)/N n bytes in 2(N-1) messages (Patarasuk & Yuan 2009).
     """
     ### BEGIN SOLUTION
     flat = tensor.contiguous().view(-1)
@@ -432,44 +447,47 @@ show(trace_ring(ring_all_reduce, WORLD_SIZE, phase="all_reduce"))
 # %% [markdown]
 # ## 6. Predicted and measured
 #
-# A rank sends one chunk per step, of n/N elements, in N-1 steps per half:
+# **Predict.** How many times as many bytes does a rank send with 8 ranks as with 2, for the same tensor?
+
+# %%
+growth = predict("bytes sent by a rank with N = 8, divided by the same with N = 2")
+
+# %% [markdown]
+# A rank sends one chunk per step, of n/N bytes, in N-1 steps per half:
 #
 # $$\text{messages} = 2(N-1), \qquad \text{bytes sent} = 2(N-1)\cdot\frac{n}{N} = \frac{2(N-1)}{N}\,n .$$
 #
-# That is the lower bound of section 2. **Predict:** with 8 ranks, how much more does a rank send than with 2?
-
-# %%
-growth = predict("bytes sent by a rank with N = 8, divided by the same with N = 2", n=NBYTES)
+# That is the lower bound of section 2. Here it stands beside what your code did:
 
 # %%
 # NBVAL_CHECK_OUTPUT
-SIZES = range(2, 9)
-DIVISIBLE = 840_000  # elements; 840 is a multiple of every N up to 8
-runs = {n: launch(sum_with, n, args=(ring_all_reduce, DIVISIBLE), device="cpu") for n in SIZES}
-rows = [
-    {
-        "N": n,
-        "messages predicted": theory.ring_messages("all_reduce", n),
-        "messages": max(rank.messages_sent for rank in runs[n].traffic),
-        "bytes predicted": 2 * (n - 1) * 4 * DIVISIBLE // n,
-        "bytes, busiest rank": max(rank.sent for rank in runs[n].traffic),
-        "bytes, laziest rank": min(rank.sent for rank in runs[n].traffic),
-    }
-    for n in SIZES
-]
-table(rows, equal=("bytes predicted", "bytes, busiest rank"))
-
-# %%
-growth.compare(
-    max(rank.sent for rank in runs[8].traffic) / max(rank.sent for rank in runs[2].traffic)
+WORLD_SIZES = range(2, 9)
+LENGTH = 840_000  # elements; 840 is a multiple of every N up to 8
+runs = {
+    N: launch(sum_with, N, args=(ring_all_reduce, LENGTH), device="cpu") for N in WORLD_SIZES
+}
+n = 4 * LENGTH  # bytes
+table(
+    [
+        {
+            "N": N,
+            "messages predicted": 2 * (N - 1),
+            "messages": max(rank.messages_sent for rank in runs[N].traffic),
+            "bytes predicted": 2 * (N - 1) * n // N,
+            "bytes, busiest rank": max(rank.sent for rank in runs[N].traffic),
+            "bytes, laziest rank": min(rank.sent for rank in runs[N].traffic),
+        }
+        for N in WORLD_SIZES
+    ],
+    equal=("bytes predicted", "bytes, busiest rank"),
 )
 
 # %%
+growth.compare(runs[8].traffic[0].sent / runs[2].traffic[0].sent)
+
+# %%
 charts.bytes_per_rank(
-    [
-        (n, [rank.sent for rank in runs[n].traffic], 2 * (n - 1) * 4 * DIVISIBLE / n)
-        for n in SIZES
-    ]
+    [(N, [rank.sent for rank in runs[N].traffic], 2 * (N - 1) * n / N) for N in WORLD_SIZES]
 )
 
 # %% [markdown]
@@ -479,19 +497,18 @@ charts.bytes_per_rank(
 # %%
 # NBVAL_CHECK_OUTPUT
 naive_runs = {
-    n: launch(sum_with, n, args=(naive_all_reduce, DIVISIBLE), device="cpu") for n in (2, 4, 8)
+    N: launch(sum_with, N, args=(naive_all_reduce, LENGTH), device="cpu") for N in (2, 4, 8)
 }
 table(
     [
         {
-            "N": n,
-            "naive: rank 0 sends": naive_runs[n].traffic[0].sent,
-            "naive: rank 1 sends": naive_runs[n].traffic[1].sent,
-            "ring: every rank sends": max(rank.sent for rank in runs[n].traffic),
-            "naive / ring": naive_runs[n].traffic[0].sent
-            / max(rank.sent for rank in runs[n].traffic),
+            "N": N,
+            "naive: rank 0 sends": naive_runs[N].traffic[0].sent,
+            "naive: rank 1 sends": naive_runs[N].traffic[1].sent,
+            "ring: rank 0 sends": runs[N].traffic[0].sent,
+            "naive / ring, rank 0": naive_runs[N].traffic[0].sent / runs[N].traffic[0].sent,
         }
-        for n in naive_runs
+        for N in naive_runs
     ]
 )
 
@@ -506,13 +523,13 @@ table(
 # %%
 lengths = [100, 1_000, 10_000, 100_000, 1_000_000]
 messages = {
-    f"N = {n}": [
+    f"N = {N}": [
         launch(sum_with, n, args=(ring_all_reduce, numel), device="cpu")
         .traffic[0]
         .messages_sent
         for numel in lengths
     ]
-    for n in (2, 4, 8)
+    for N in (2, 4, 8)
 }
 charts.steps_against(
     lengths,
@@ -523,10 +540,10 @@ charts.steps_against(
 )
 
 # %% [markdown]
-# ### When N does not divide n
+# ### When N does not divide the tensor
 #
-# `tensor_split` gives the first n mod N chunks one element more. Which chunks a rank sends decides what it sends, so
-# ranks differ by an element or two. `theory.ring_all_reduce_bytes` follows every chunk:
+# `tensor_split` gives the first `numel % N` chunks one element more. Which chunks a rank sends decides what it sends,
+# so ranks differ by an element or two. `theory.ring_all_reduce_bytes` follows every chunk:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -557,22 +574,19 @@ def compare_with_library(numel, seed):
     theirs = mine.clone()
     ring_all_reduce(mine)
     dist.all_reduce(theirs)
-    biggest = (mine - theirs).abs().max().item()
-    return biggest, mine[:1000].tolist()
+    fingerprint = hashlib.sha256(mine.cpu().numpy().tobytes()).hexdigest()  # of every bit
+    return (mine - theirs).abs().max().item(), fingerprint
 
 
 run = launch(compare_with_library, WORLD_SIZE, args=(100_000, SEED), device=DEVICE)
-print("largest difference from dist.all_reduce:", max(biggest for biggest, _ in run.results))
-print(
-    "all ranks of your ring agree bit for bit:",
-    all(numbers == run.results[0][1] for _, numbers in run.results),
-)
+print("largest difference from dist.all_reduce:", max(largest for largest, _ in run.results))
+print("ranks of your ring that differ in any bit:", len({bits for _, bits in run.results}) - 1)
 for name, totals in run.traffic[0].by_operation.items():
     print(f"{name:>10}: {totals.calls} calls, {totals.sent:,.0f} bytes sent")
 
 # %% [markdown]
-# The difference is rounding: floating-point addition depends on the order, and the two add in different orders. But all
-# ranks of your ring agree to the last bit, since every chunk was added up once, on one way round the ring, and then
+# The difference is rounding: floating-point addition depends on the order, and the two may add in different orders. But
+# all ranks of your ring agree to the last bit, since every chunk was added up once, on one way round the ring, and then
 # copied. That matters: copies of a model that differ in the last bit drift apart.
 #
 # A word on honesty. Your sends and receives were counted one by one. For the library's `all_reduce` the meter shows the
@@ -590,42 +604,48 @@ for name, totals in run.traffic[0].by_operation.items():
 #
 # $$t_\text{ring}(n) = 2(N-1)\left(\alpha + \beta\,\frac{n}{N}\right).$$
 #
-# Measure it at several sizes, and find the alpha and beta that fit.
+# **Predict** before you measure: on *this* machine, for a tensor of 16 MB, how many times as long as the ring does the
+# naive way take?
+
+# %%
+slower = predict("time of the naive way divided by time of the ring, 16 MB", N=WORLD_SIZE)
+
+# %% [markdown]
+# Now measure the ring at several sizes, and find the alpha and beta that fit. Each time is the shortest of several:
+# whatever else the machine does can only make a call slower.
 
 
 # %%
-def time_all_reduce(all_reduce, sizes, repeats):
-    """Seconds per call at each size: the median over the repeats, on this rank."""
-    seconds = []
-    for numel in sizes:
+def time_all_reduce(all_reduce, lengths, repeats):
+    """Seconds of a call at each length (elements), on this rank: the shortest of the repeats."""
+    shortest = []
+    for numel in lengths:
         tensor = torch.ones(numel, device=device())
-        measured = []
-        for _ in range(repeats + 1):
+        seconds = []
+        for _ in range(repeats):
             dist.barrier()
             began = time.perf_counter()
             all_reduce(tensor)
             if tensor.is_cuda:
                 torch.cuda.synchronize()
-            measured.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - began)
             tensor.fill_(1.0)
-        seconds.append(statistics.median(measured[1:]))  # the first call warms up
-    return seconds
+        shortest.append(min(seconds))
+    return shortest
 
 
-timed_sizes = [4**k for k in range(4, 12)]  # elements: 256 to 4,194,304
-ring_timed = launch(
-    time_all_reduce,
-    WORLD_SIZE,
-    args=(ring_all_reduce, timed_sizes, 5),
-    device=DEVICE,
-    meter=False,
-)
-ring_seconds = [
-    max(of_ranks) for of_ranks in zip(*ring_timed.results, strict=True)
-]  # the slowest rank counts
+def slowest_rank(all_reduce, lengths, repeats=12):
+    """The time of an all-reduce at each length, in seconds: all ranks must be done."""
+    arguments = (all_reduce, lengths, repeats)
+    run = launch(time_all_reduce, WORLD_SIZE, args=arguments, device=DEVICE, meter=False)
+    return [max(of_ranks) for of_ranks in zip(*run.results, strict=True)]
+
+
+timed_lengths = [4**k for k in range(4, 12)]  # elements: 256 to 4,194,304
+ring_seconds = slowest_rank(ring_all_reduce, timed_lengths)
 
 STEPS = 2 * (WORLD_SIZE - 1)
-per_step = [4 * numel / WORLD_SIZE for numel in timed_sizes]  # bytes
+per_step = [4 * numel / WORLD_SIZE for numel in timed_lengths]  # bytes
 alpha, beta = theory.fit_alpha_beta(
     [(STEPS, nbytes, seconds) for nbytes, seconds in zip(per_step, ring_seconds, strict=True)]
 )
@@ -641,9 +661,8 @@ charts.alpha_beta_fit(
 )
 
 # %% [markdown]
-# For small tensors the time does not depend on the size: latency rules, and sending many small tensors is wasteful.
-# That is why lab 05 collects gradients into buckets. For large ones the time grows with the bytes, and the ring is at
-# its best.
+# On the left the time hardly depends on the size: latency rules, and sending many small tensors is wasteful. That is
+# why lab 05 collects gradients into buckets. On the right it grows with the bytes, and the ring is at its best.
 #
 # Where ranks share the cores of one machine, alpha and beta describe that machine's scheduler and memory rather than a
 # network, and the fit is rough: it has two numbers for everything. Its use is the shape of the curve, and a first
@@ -655,14 +674,7 @@ charts.alpha_beta_fit(
 # $$t_\text{naive}(n) = 2(N-1)\,(\alpha + \beta\, n).$$
 
 # %%
-naive_timed = launch(
-    time_all_reduce,
-    WORLD_SIZE,
-    args=(naive_all_reduce, timed_sizes, 5),
-    device=DEVICE,
-    meter=False,
-)
-naive_seconds = [max(of_ranks) for of_ranks in zip(*naive_timed.results, strict=True)]
+naive_seconds = slowest_rank(naive_all_reduce, timed_lengths)
 table(
     [
         {
@@ -674,24 +686,27 @@ table(
             * theory.naive_all_reduce_time(4 * numel, WORLD_SIZE, alpha, beta),
             "naive, measured (ms)": 1e3 * naive,
         }
-        for numel, ring, naive in zip(timed_sizes, ring_seconds, naive_seconds, strict=True)
+        for numel, ring, naive in zip(timed_lengths, ring_seconds, naive_seconds, strict=True)
     ]
 )
+
+# %%
+slower.compare(naive_seconds[-1] / ring_seconds[-1])
 
 # %% [markdown]
 # Compare the columns on your machine, and be a critic. The model says that the ring wins at every size, and by a factor
 # of nearly N for large ones. On a machine with fewer cores than ranks you will not see that, and here is why. Add up
-# what *all* ranks send: the naive way sends 2(N-1) n, and the ring sends N times 2(N-1)/N n, which is the same. The ring
-# moves no fewer bytes, it spreads them over all links. Where all links are one memory and two cores, spreading gains
-# nothing, and the ring even pays for waking up every rank in every step. On N GPUs, or N machines, each rank has a link
-# of its own, and the busiest one decides.
+# what *all* ranks send: the naive way sends 2(N-1) n, and the ring sends N times 2(N-1)/N n, which is the same. The
+# ring moves no fewer bytes, it spreads them over all links. Where all links are one memory and two cores, spreading
+# gains nothing, and the ring even pays for waking up every rank in every step. On N GPUs, or N machines, each rank has
+# a link of its own, and the busiest one decides.
 #
 # For comparing machines of different sizes, NVIDIA's `nccl-tests` reports the **bus bandwidth**: bytes n divided by the
 # time, times 2(N-1)/N. It is the rate at which each link was really used, so it can be held against what the hardware
 # promises.
 
 # %%
-largest, seconds = 4 * timed_sizes[-1], ring_seconds[-1]
+largest, seconds = 4 * timed_lengths[-1], ring_seconds[-1]
 algorithm = theory.algorithm_bandwidth(largest, seconds)
 bus = theory.bus_bandwidth("all_reduce", largest, seconds, WORLD_SIZE)
 print(f"{theory.format_bytes(largest)} in {theory.format_seconds(seconds)}")
@@ -701,8 +716,8 @@ print(f"bus bandwidth       {theory.format_bytes(bus)}/s")
 # %% [markdown]
 # ## 9. Break it on purpose: a wrong index
 #
-# This ring is off by one: it starts with chunk r instead of chunk r-1. With two ranks, and ones everywhere, could you
-# see it from the result alone? Step through the picture, and find what each rank ends up with.
+# This ring is off by one: it starts with chunk r instead of chunk r-1. Step through the picture. Which chunk is
+# complete on which rank?
 
 
 # %%
@@ -736,8 +751,8 @@ show(trace_ring(off_by_one, WORLD_SIZE, phase="reduce_scatter"))
 #   trees, whose number of steps grows with log N instead of N.
 # - On a network of machines with several GPUs each, the ring is often hierarchical: first inside a machine, then
 #   between machines, since the two kinds of link differ tenfold in bandwidth.
-# - Some switches can add numbers themselves. Then a rank sends n and receives n, half of the bound of section 2: the
-#   bound counts what ranks send when only ranks can add.
+# - Some switches can add numbers themselves. Then a rank sends n and receives n: for many ranks about half of the bound
+#   of section 2, which counts what ranks must send when only ranks can add.
 # - PyTorch's `DistributedDataParallel` does not wait for all gradients before it starts. Lab 05 builds that.
 #
 # ## 11. Questions

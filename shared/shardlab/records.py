@@ -143,6 +143,15 @@ class Run:
     memory: list[RankMemory] = field(default_factory=list)
     marks: list[list[Event]] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        """One line; the records are long."""
+        sent = max((rank.sent for rank in self.traffic), default=0)
+        return (
+            f"Run of {self.world_size} ranks ({self.device}, {self.backend}) in {self.seconds:.2f} s: "
+            f"{sum(map(len, self.calls))} calls, the busiest rank sent {sent:,.0f} bytes. "
+            "See .results, .traffic, .events, .memory"
+        )
+
     @property
     def traffic(self) -> list[RankTraffic]:
         return [traffic_of(rank, calls) for rank, calls in enumerate(self.calls)]

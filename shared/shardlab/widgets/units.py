@@ -49,6 +49,8 @@ def number_text(value: float) -> str:
 def parse_number(text: str, names: Mapping[str, float] | None = None) -> float:
     """The number a person meant: 3_145_728, 3,145,728, 3e6, "3 MB", "3 MiB", 2*3/4*4e6, 2*(N-1)/N*n with `names`.
 
+    A multiplication sign before a name or a parenthesis may be left out: 2(N-1)/N n.
+
     kB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB powers of 1024. Raises ValueError with a sentence for the
     person who typed it.
     """
@@ -63,6 +65,7 @@ def parse_number(text: str, names: Mapping[str, float] | None = None) -> float:
     if match and match.group().strip():
         scale = {**DECIMAL, "K": 1000, **BINARY}[match["prefix"]]
         cleaned = cleaned[: match.start()]
+    cleaned = _with_all_signs(cleaned, names)
     try:
         value = _evaluate(ast.parse(cleaned.strip(), mode="eval").body, names) * scale
     except (SyntaxError, MemoryError, RecursionError):
@@ -74,6 +77,12 @@ def parse_number(text: str, names: Mapping[str, float] | None = None) -> float:
     if not math.isfinite(value) or abs(value) > LARGEST:
         raise ValueError("this number is too large")
     return int(value) if float(value).is_integer() else value
+
+
+def _with_all_signs(text: str, names: Mapping[str, float]) -> str:
+    """Writes out the multiplications that formulas leave out: 3n, (N-1)n, N (N-1), n n."""
+    known = "".join(rf"|{re.escape(name)}\b" for name in sorted(names, key=len, reverse=True))
+    return re.sub(rf"([\d)]{known.replace('|', '|(?<![A-Za-z_])')})\s*(?=\({known})", r"\1*", text)
 
 
 def _evaluate(node: ast.expr, names: Mapping[str, float]) -> float:
