@@ -520,23 +520,17 @@ table(
 # A common mistake is to think that a ring makes one step per parameter. It makes 2(N-1) steps, whether a tensor has a
 # hundred elements or a million. Only the chunks grow.
 
+
 # %%
+def messages_of_rank_0(world_size, numel):
+    run = launch(sum_with, world_size, args=(ring_all_reduce, numel), device="cpu")
+    return run.traffic[0].messages_sent
+
+
 lengths = [100, 1_000, 10_000, 100_000, 1_000_000]
-messages = {
-    f"N = {N}": [
-        launch(sum_with, n, args=(ring_all_reduce, numel), device="cpu")
-        .traffic[0]
-        .messages_sent
-        for numel in lengths
-    ]
-    for N in (2, 4, 8)
-}
+messages = {f"N = {N}": [messages_of_rank_0(N, numel) for numel in lengths] for N in (2, 4, 8)}
 charts.steps_against(
-    lengths,
-    messages,
-    xlabel="elements in the tensor",
-    ylabel="messages sent by a rank",
-    log=True,
+    lengths, messages, xlabel="elements", ylabel="messages sent by a rank", log=True
 )
 
 # %% [markdown]
