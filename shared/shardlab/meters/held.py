@@ -8,8 +8,9 @@ another wait for a while; a received message becomes visible only at `wait()`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -58,18 +59,21 @@ class HeldReceive(Work):
         return self._queue.waited(self, self._deliver)
 
     def _deliver(self) -> bool:
-        self._queue.plain_wait(self.real)
         if not self._delivered:
+            self._queue.plain_wait(self.real)  # a second wait for one message would never return
             self._delivered = True
-            with torch.no_grad():
+            with _unseen():
                 self._target.copy_(self._staging)
         return True
 
     def is_completed(self) -> bool:
-        return self.real.is_completed()
+        return self.real.is_completed() and self._deliver()
 
     def get_future(self) -> Any:
         return self.real.get_future()
+
+    def _source_rank(self) -> int:
+        return self.real._source_rank()
 
 
 class HeldSends:
@@ -82,6 +86,7 @@ class HeldSends:
         self.waited, self.plain_wait = waited, plain_wait
         self._lock = threading.RLock()
         self._pending: list[HeldSend] = []
+        self._issued: list[HeldSend] = []
 
     def issue(self, method: str, original: Callable, group: Any, args: tuple) -> Work:
         (tensor,) = args[0]
@@ -92,9 +97,10 @@ class HeldSends:
             with self._lock:
                 self._pending.append(work)
             return work
-        staging = torch.empty_like(tensor)
+        with _unseen():
+            staging = torch.empty_like(tensor)
         real = original(group, [staging], *args[1:])
-        with torch.no_grad():
+        with _unseen():
             tensor.fill_(_poison(tensor.dtype))
         return HeldReceive(self, real, staging, tensor)
 
@@ -103,9 +109,10 @@ class HeldSends:
         with self._lock:
             for work in self._pending:
                 work.issue()
-            self._pending.clear()
+            # Kept until the next time: gloo drops a message whose handle is gone before it has left.
+            self._issued, self._pending = self._pending, []
 
-    def while_waiting(self, work: Work, wait: Callable[[], Any]) -> Any:
+    def while_waiting(self, wait: Callable[[], Any]) -> Any:
         if not self._pending:
             return wait()
         timer = threading.Timer(BLOCKED_SECONDS, self.release)
@@ -115,6 +122,13 @@ class HeldSends:
             return wait()
         finally:
             timer.cancel()
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """What happens here is neither the learner's memory nor part of an autograd graph."""
+    with torch.no_grad(), torch._C._DisableTorchDispatch():
+        yield
 
 
 def _poison(dtype: torch.dtype) -> float | int | bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from ..records import Event, RankMemory
 from .memory import MemoryMeter
 from .mode import MeterMode
+from .states import StateFinder
 from .tap import Callback, Status, Tap
 
 
@@ -27,20 +29,55 @@ class Instruments:
         self.tap.install()
         _current.append(self)
         try:
-            if self.memory is None:
+            with ExitStack() as stack:
+                if self.memory is not None:
+                    stack.enter_context(self._memory_on(self.memory))
                 yield
                 self.tap.finish()
-                return
-            self.memory.start()
-            with MeterMode(self.tap, self.memory):
-                yield
-                self.tap.finish()
-            self.memory.stop()
         finally:
             _current.remove(self)
 
+    @contextmanager
+    def _memory_on(self, memory: MemoryMeter) -> Iterator[None]:
+        finder = StateFinder(memory)
+        memory.start()
+        finder.start()
+
+        def before_call(tensors: list[torch.Tensor]) -> None:
+            memory.saw(tensors)
+            finder.look()
+
+        self.tap.before_call = before_call
+        with _in_every_thread(lambda: MeterMode(self.tap, memory)), MeterMode(self.tap, memory):
+            yield
+            finder.look()
+        finder.stop()
+        memory.stop()
+
     def memory_report(self) -> RankMemory | None:
         return None if self.memory is None else self.memory.report()
+
+
+@contextmanager
+def _in_every_thread(make_mode: Callable[[], MeterMode]) -> Iterator[None]:
+    """Threads that are started in the meantime run under a mode of their own: a dispatch mode belongs to one thread."""
+    start = threading.Thread.start
+
+    def start_metered(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def metered() -> None:
+            with make_mode():
+                run()
+
+        thread.run = metered  # type: ignore[method-assign]
+        start(thread)
+
+    threading.Thread.start = start_metered  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
 
 
 _current: list[Instruments] = []  # of this process: none outside a rank, else one

@@ -3,142 +3,132 @@
 A tensor is a view; memory belongs to its storage. The meter notes each storage once, when an operation first returns or
 uses it, and forgets it when the storage is freed or resized. So a weight that `numel()` calls sharded, but which the
 autograd graph keeps alive, is still counted.
+
+Not seen: memory that is no torch storage (C++ buffers of a library, such as gloo's or DDP's buckets before an operation
+touches them), and a tensor over foreign memory (`torch.from_numpy`) until an operation uses it.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..records import MemorySample, RankMemory
+from ..records import RankMemory
+from .timeline import Timeline
 
-MOST_SAMPLES = 20_000
 KINDS = ("parameters", "gradients", "optimizer")
 
 
-class MemoryMeter:
-    """Follows the storages of one rank. `now()` gives the time in seconds since the launch began.
+@dataclass(slots=True)
+class Held:
+    """A live storage. key: its number, never used again. reference: tells when it is freed."""
 
-    What a storage is for is known from torch itself (a module's parameters and their `.grad`, the state of a
-    `torch.optim` optimizer) or from `label`, for tensors that hand-written code keeps.
-    """
+    key: int
+    size: int
+    reference: Any
+
+
+class MemoryMeter:
+    """Follows the storages of one rank. `now()` gives the time in seconds since the launch began."""
 
     def __init__(self, rank: int, now: Callable[[], float]) -> None:
         self.rank, self._now = rank, now
-        self._bytes: dict[int, int] = {}
-        self._kinds: dict[int, str] = {}
-        self._known: Any = WeakIdKeyDictionary()  # storage -> its key in _bytes
-        self._totals = dict.fromkeys(KINDS, 0)
+        self._held: dict[int, Held] = {}  # by the storage's address
+        self._kinds: dict[int, str] = {}  # by key
+        self._timeline = Timeline()
         self._live = 0
         self._peak = 0
         self._next = 0
-        self._parameters: weakref.WeakSet[torch.nn.Parameter] = weakref.WeakSet()
-        self._samples: list[MemorySample] = []
-        self._every = 1
-        self._skipped = 0
-        self._handles: list[Any] = []
+        self._lock = threading.RLock()  # any thread may free a storage
         self._resize = torch.UntypedStorage.resize_
 
     def start(self) -> None:
         meter = self
-
-        def parameter_registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
-            if isinstance(parameter, torch.nn.Parameter):
-                meter._parameters.add(parameter)
-                meter.label("parameters", [parameter])
-
-        def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            states = [tensor for state in optimizer.state.values() for tensor in state.values()]
-            meter.label("optimizer", [tensor for tensor in states if isinstance(tensor, torch.Tensor)])
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             result = meter._resize(storage, size)
             meter._seen(storage)
             return result
 
-        registered = torch.nn.modules.module.register_module_parameter_registration_hook(parameter_registered)
-        self._handles = [registered, register_optimizer_step_post_hook(stepped)]
         torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
 
     def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def saw(self, tensors: Iterable[torch.Tensor]) -> None:
         """Notes the storages of tensors that an operation returned or used."""
         for tensor in tensors:
-            if tensor.device.type != "meta" and tensor.layout == torch.strided:
-                self._seen(tensor.untyped_storage())
+            for storage in _storages(tensor):
+                self._seen(storage)
 
-    def label(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Says what tensors are for: "parameters", "gradients" or "optimizer". The last label counts."""
+    def label(self, kind: str, tensors: Iterable[torch.Tensor], override: bool = True) -> None:
+        """Says what tensors are for: "parameters", "gradients" or "optimizer".
+
+        The last label counts, for all the time that the storage lives. override=False labels only what has none yet.
+        """
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no kind of state; the kinds are {', '.join(KINDS)}")
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            self._seen(storage)
-            key = self._known[storage]
-            self._count(key, -self._bytes[key])
-            self._kinds[key] = kind
-            self._count(key, self._bytes[key])
-        self._sample()
-
-    def refresh_gradients(self) -> None:
-        """Labels the gradients that the known parameters have now."""
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        self.label("gradients", [gradient for gradient in gradients if gradient.layout == torch.strided])
+            for storage in _storages(tensor):
+                key = self._seen(storage).key
+                if override or key not in self._kinds:
+                    self._kinds[key] = kind
 
     def report(self) -> RankMemory:
         """The record of this rank, with a last sample of what is live now."""
-        self.refresh_gradients()
+        at_end = self._settle()
         cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
-        return RankMemory(self.rank, self._samples, self._peak, self._now_sample(), cuda)
+        return RankMemory(self.rank, list(self._timeline.samples), self._peak, at_end, cuda)
 
-    def _seen(self, storage: torch.UntypedStorage) -> None:
-        key = self._known.get(storage)
+    def _seen(self, storage: torch.UntypedStorage) -> Held:
+        address = storage._cdata
+        held = self._held.get(address)
         size = storage.nbytes()
-        if key is None:
-            key = self._next
-            self._next += 1
-            self._known[storage] = key
-            self._bytes[key] = 0
-            weakref.finalize(storage, self._forget, key).atexit = False
-        change = size - self._bytes[key]
-        if change:
-            self._bytes[key] = size
-            self._change(key, change)
+        if held is None:
+            with self._lock:
+                held = Held(self._next, 0, weakref.ref(storage, lambda _: self._freed(address)))
+                self._next += 1
+                self._held[address] = held
+        if size != held.size:
+            self._resized(held, size)
+        return held
 
-    def _forget(self, key: int) -> None:
-        self._change(key, -self._bytes.pop(key))
-        self._kinds.pop(key, None)
+    def _freed(self, address: int) -> None:
+        self._resized(self._held.pop(address), 0)
 
-    def _change(self, key: int, change: int) -> None:
-        self._live += change
-        self._count(key, change)
-        self._peak = max(self._peak, self._live)
-        self._sample()
+    def _resized(self, held: Held, size: int) -> None:
+        with self._lock:
+            change, held.size = size - held.size, size
+            if not change:
+                return
+            self._live += change
+            self._peak = max(self._peak, self._live)
+            self._timeline.changed(self._now(), held.key, change)
+            if self._timeline.full:
+                self._settle()
 
-    def _count(self, key: int, change: int) -> None:
-        kind = self._kinds.get(key)
-        if kind is not None:
-            self._totals[kind] += change
+    def _settle(self) -> Any:
+        with self._lock:
+            sample = self._timeline.settle(self._kinds, self._now())
+            alive = {held.key for held in self._held.values()}
+            self._kinds = {key: kind for key, kind in self._kinds.items() if key in alive}
+            return sample
 
-    def _now_sample(self) -> MemorySample:
-        return MemorySample(self._now(), self._live, **self._totals)
 
-    def _sample(self) -> None:
-        """Keeps the time line, thinned to every second sample each time it grows too long."""
-        self._skipped += 1
-        if self._skipped < self._every:
-            return
-        self._skipped = 0
-        self._samples.append(self._now_sample())
-        if len(self._samples) >= MOST_SAMPLES:
-            self._samples = self._samples[::2]
-            self._every *= 2
+def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """The storages that hold a tensor's elements: its own, or those of the tensors that it wraps (as DTensor does)."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):
+                yield from _storages(inner)
+    elif tensor.layout == torch.strided:
+        storage = tensor.untyped_storage()
+        if storage.device.type != "meta":  # which a FakeTensor's storage is, whatever device the tensor names
+            yield storage

@@ -13,19 +13,26 @@ from .memory import MemoryMeter
 from .signatures import signature_of_operator, tensors_in
 from .tap import Tap
 
+_WAIT_TENSOR = torch.ops._c10d_functional.wait_tensor.default
+
 
 class MeterMode(TorchDispatchMode):
-    """Active while the learner's function runs. Autograd's threads inherit it; other threads do not."""
+    """Active while the learner's function runs, in its thread. Autograd's threads inherit it."""
 
     def __init__(self, tap: Tap, memory: MemoryMeter) -> None:
         super().__init__()
         self.tap, self.memory = tap, memory
+        self._functional: dict[int, Any] = {}  # calls of functional collectives, by the address of their result
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor, say: it comes again as operations on the plain tensors inside
         kwargs = kwargs or {}
         self.tap.status.progressed()
         noted = None
         if func.namespace in ("c10d", "_c10d_functional") and not self.tap.inside_call:
+            if func is _WAIT_TENSOR:
+                return self._wait(*args)
             noted = self._note(func, args)
         try:
             result = func(*args, **kwargs)
@@ -37,6 +44,8 @@ class MeterMode(TorchDispatchMode):
             self._follow(result, *noted)
         self.memory.saw(tensors_in(args))
         self.memory.saw(tensors_in(result))
+        if func is torch.ops.aten.detach.default and _accumulating_gradient():
+            self.memory.label("gradients", [result], override=False)
         return result
 
     def _note(self, func: Any, args: tuple) -> Any:
@@ -52,6 +61,23 @@ class MeterMode(TorchDispatchMode):
         work = result[-1] if isinstance(result, (tuple, list)) and result else result
         if isinstance(work, torch.ScriptObject):
             self.tap.adopt(Work.unbox(work), call, turn)
+        else:
+            for tensor in tensors_in(result):
+                self._functional[tensor.untyped_storage()._cdata] = (call, turn)
+
+    def _wait(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Functional collectives hand out tensors, and `wait_tensor` waits for one."""
+        known = self._functional.pop(tensor.untyped_storage()._cdata, None)
+        if known is None:
+            return _WAIT_TENSOR(tensor)
+        call, turn = known
+        return self.tap.blocked(call, turn, lambda: _WAIT_TENSOR(tensor))
+
+
+def _accumulating_gradient() -> bool:
+    """Whether autograd is just putting a gradient into a leaf's `.grad`, which ends with a detach of it."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name().endswith("AccumulateGrad")
 
 
 def _group(named: dict[str, Any]) -> ProcessGroup:

@@ -29,7 +29,7 @@ class Signature:
 
 
 _GATHERS = Signature("all_gather", tensors=1, whole=False)
-_REDUCE_SCATTERS = Signature("reduce_scatter", tensors=0, whole=False)
+_REDUCE_SCATTERS = Signature("reduce_scatter", tensors=1)
 _ALL_TO_ALL = Signature("all_to_all", tensors=1, uneven=True)
 
 METHODS: dict[str, Signature] = {
@@ -48,7 +48,7 @@ METHODS: dict[str, Signature] = {
     "all_gather_single_coalesced": _GATHERS,
     "gather": Signature("gather", tensors=1, whole=False),
     "scatter": Signature("scatter", tensors=0, whole=False),
-    "reduce_scatter": Signature("reduce_scatter", whole=False, uneven=True),
+    "reduce_scatter": Signature("reduce_scatter", tensors=1, uneven=True),
     "reduce_scatter_tensor_coalesced": _REDUCE_SCATTERS,
     "_reduce_scatter_base": _REDUCE_SCATTERS,
     "reduce_scatter_single": _REDUCE_SCATTERS,

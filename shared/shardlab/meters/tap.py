@@ -7,6 +7,7 @@ makes (DDP's reducer) arrive through `mode.py`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from ..records import Call
+from ..records import POINT_TO_POINT, Call
 from ..theory import collective_cost
 from .held import HeldSends
 from .signatures import METHODS, Signature, ranks_of, root_of, tag_of, tensors_in
@@ -47,7 +48,7 @@ class Status(Protocol):
 
 
 class Tap:
-    """Records this rank's calls. Costs a few microseconds a call, and nothing for other operations.
+    """Records this rank's calls. Costs some ten microseconds a call, and nothing for other operations.
 
     rank: global rank. began: the launch's start on the machine's monotonic clock, in seconds. keep: whether to keep
     the calls, or only to publish what the rank is waiting for. slow: hold sends back (see held.py).
@@ -55,14 +56,16 @@ class Tap:
 
     def __init__(self, rank: int, began: float, status: Status, keep: bool = True, slow: bool = False) -> None:
         self.rank, self.began, self.status, self.keep = rank, began, status, keep
-        self._wait = Work.wait
+        self._wait, self._get_future, self._is_completed = Work.wait, Work.get_future, Work.is_completed
         self.held = HeldSends(self.waited, self._wait) if slow else None
         self.calls: list[Call] = []
         self.callbacks: list[Callback] = []
+        self.before_call: Callable[[list[torch.Tensor]], None] | None = None  # gets all tensors of a call
         self._count = 0
         self._numbering = threading.Lock()  # the learner's function may communicate from several threads
         self._numbers: dict[tuple, int] = {}
         self._by_work: weakref.WeakKeyDictionary[Any, tuple[Call, Turn]] = weakref.WeakKeyDictionary()
+        self._adopted: dict[int, tuple[Call, Any]] = {}  # calls of C++ code that are not done, and their futures
         self._inside = threading.local()
 
     def now(self) -> float:
@@ -77,7 +80,22 @@ class Tap:
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
             return tap.waited(work, lambda: tap._wait(work, *args, **kwargs))
 
+        def polled(work: Work) -> bool:
+            done = tap._is_completed(work)
+            if done:
+                tap._completed(work)
+            return done
+
+        def future_of(work: Work) -> Any:
+            future = tap._get_future(work)
+            known = tap._by_work.get(work)
+            if known is not None:
+                future.add_done_callback(lambda _: tap._complete(known[0]))
+            return future
+
         Work.wait = wait  # type: ignore[assignment, method-assign]
+        Work.is_completed = polled  # type: ignore[assignment, method-assign]
+        Work.get_future = future_of  # type: ignore[assignment, method-assign]
 
     @property
     def inside_call(self) -> bool:
@@ -91,21 +109,24 @@ class Tap:
             if self.inside_call:
                 return original(group, *args, **kwargs)
             tensors = _tensor_argument(signature, args, kwargs)
+            if self.before_call is not None:
+                self.before_call(tensors_in(args))
             root, tag = root_of(method, args, kwargs), tag_of(method, args, kwargs)
             call, turn = self.note(signature, tensors, group, root, tag)
             self._inside.depth = 1
             try:
+                issue = _below_the_modes(original, tensors)
                 if self.held is not None and method in ("send", "recv"):
-                    work = self.held.issue(method, original, group, args)
+                    work = self.held.issue(method, issue, group, args)
                 else:
-                    work = original(group, *args, **kwargs)
+                    work = issue(group, *args, **kwargs)
             except Exception:
                 self.withdraw(call, turn)
                 raise
             finally:
                 self._inside.depth = 0
             if work is None:  # monitored_barrier blocks in C++ and hands out no Work
-                call.completed = self.now()
+                self._complete(call)
             else:
                 self._by_work[work] = (call, turn)
             return work
@@ -120,13 +141,11 @@ class Tap:
         peer = None if root is None or root < 0 else ranks[root]
         numel = 0 if signature.op == "barrier" else sum(tensor.numel() for tensor in tensors)
         nbytes = 0 if signature.op == "barrier" else sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        sent, received = collective_cost(
-            signature.op,
-            nbytes if signature.whole else nbytes * len(ranks),
-            len(ranks),
-            rank=ranks.index(self.rank),
-            root=0 if root is None or root < 0 else root,
-        )
+        if signature.op in POINT_TO_POINT:
+            sent, received = (float(nbytes), 0.0) if signature.op == "send" else (0.0, float(nbytes))
+        else:
+            full = nbytes if signature.whole else nbytes * len(ranks)
+            sent, received = collective_cost(signature.op, full, len(ranks), ranks.index(self.rank), root or 0)
         call = Call(
             rank=self.rank,
             index=self._count,
@@ -166,35 +185,64 @@ class Tap:
         known = self._by_work.get(work)
         if known is None or self.inside_call:
             return wait()
-        call, turn = known
+        result = self.blocked(*known, wait)
+        call = known[0]
+        if call.op == "recv" and call.peer is None:  # from any rank: the library tells afterwards from which
+            call.peer = call.group[work._source_rank()]
+        return result
+
+    def blocked(self, call: Call, turn: Turn, wait: Callable[[], Any]) -> Any:
+        """Runs `wait`, which returns when the call is done."""
         self.status.waiting(call, turn)
         self._inside.depth = 1
         try:
-            result = self.held.while_waiting(work, wait) if self.held is not None else wait()
+            result = self.held.while_waiting(wait) if self.held is not None else wait()
         finally:
             self._inside.depth = 0
         self.status.running()
-        if call.completed is None:
-            call.completed = self.now()
+        self._complete(call)
         return result
 
     def adopt(self, work: Work, call: Call, turn: Turn) -> None:
         """Takes over a call that C++ code issued: its completion is noted when the work is done."""
         self._by_work[work] = (call, turn)
+        with contextlib.suppress(RuntimeError):  # not every backend offers a future; it then stays without completion
+            future = self._get_future(work)
+            self._adopted[call.index] = (call, future)
+            future.add_done_callback(lambda _: self._notified(call))
 
-        def done(_: Any) -> None:
-            if call.completed is None:
-                call.completed = self.now()
+    def _notified(self, call: Call) -> None:
+        self._adopted.pop(call.index, None)
+        self._complete(call)
 
-        try:
-            work.get_future().add_done_callback(done)
-        except RuntimeError:
-            return  # not every backend offers a future; the call then stays without a completion
+    def _completed(self, work: Work) -> None:
+        known = self._by_work.get(work)
+        if known is not None:
+            self._complete(known[0])
+
+    def _complete(self, call: Call) -> None:
+        if call.completed is None:
+            call.completed = self.now()
 
     def finish(self) -> None:
-        """Lets go what is still held back, when the learner's function has returned."""
+        """When the learner's function has returned: lets go what is still held back, and takes late notices."""
+        for call, future in list(self._adopted.values()):
+            if future.done():  # its notice is on the way, in another thread
+                self._notified(call)
         if self.held is not None:
             self.held.release()
+
+
+def _below_the_modes(original: Callable, tensors: list[torch.Tensor]) -> Callable:
+    """A call that the tap has seen need not pass the dispatch mode, unless special tensors (FakeTensor) need it."""
+    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
+        return original
+
+    def issue(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return original(*args, **kwargs)
+
+    return issue
 
 
 def _path(call: Call, group: str, tag: int) -> tuple:

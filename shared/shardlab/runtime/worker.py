@@ -82,10 +82,10 @@ def _work(rank: int, job: Job, writer: Writer) -> tuple:
         timeout=FOREVER,
         device_id=torch.device("cuda", rank) if job.device == "cuda" else None,
     )
-    fn, args, kwargs = load(job.function_file)
     instruments = Instruments(rank, job.began, writer, meter=job.meter, slow=rank in job.slow)
     writer.running()
     with instruments.on():
+        fn, args, kwargs = load(job.function_file)  # inside, so that tensors among the arguments count
         result = fn(*args, **kwargs)
     writer.finished()
     outcome = Outcome(result, instruments.tap.calls, instruments.memory_report(), instruments.marks)
