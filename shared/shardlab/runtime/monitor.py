@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from . import disagreement, history, processes
-from .board import FINISHED, WAITING, Board, RankStatus
+from .board import FINISHED, STARTING, WAITING, Board, RankStatus
 from .deadlock import Deadlock, find_deadlock, missing
 from .disagreement import Disagreement
 from .door import Door
@@ -21,6 +21,7 @@ from .relay import Relay
 
 POLL_SECONDS = 0.1
 STABLE_SECONDS = 1.0  # how long nothing may move before waits count as a deadlock
+START_SECONDS = 120.0  # without progress while ranks start: how fast they do is not the learner's affair
 PATIENCE_SECONDS = 1.0  # how long a suspected deadlock may grow to its full extent before it is reported
 SEARCH_SECONDS = 0.3  # between two searches for a deadlock
 RECENT = 500  # calls of each rank that are compared while they run; all that are remembered at the end
@@ -83,7 +84,7 @@ class Monitor:
         self._progress: dict[int, tuple[int, int]] = {}
         self._moved: dict[int, float] = {}
         self._suspected: float | None = None
-        self._last_output = self._last_search = time.monotonic()
+        self._last_heard = self._last_search = time.monotonic()
 
     def watch(self) -> Faults:
         """Returns when all ranks have finished alike (no faults) or shortly after the first fault."""
@@ -164,6 +165,7 @@ class Monitor:
                 self._died(sentinels[item])
 
     def _let_in(self) -> None:
+        self._last_heard = time.monotonic()
         connection = self.door.accept()
         with contextlib.suppress(EOFError, OSError):  # the rank may have died on the doorstep
             rank, channel = connection.recv()
@@ -182,7 +184,7 @@ class Monitor:
             del self.outputs[connection]
             connection.close()
             return
-        self._last_output = time.monotonic()
+        self._last_heard = time.monotonic()
         (self.relay.stderr if is_stderr else self.relay.stdout)(rank, data)
 
     def _read_control(self, rank: int) -> None:
@@ -225,7 +227,9 @@ class Monitor:
             if stuck and not self.faults:
                 self.faults.deadlock = self._deadlock(statuses, still)
             self.faults.stood_still = now - min((self._moved[rank] for rank in still), default=now)
-        if not self.faults and now - max(self._last_output, *self._moved.values()) >= self.timeout:
+        starting = any(status.state == STARTING for status in statuses)
+        limit = max(self.timeout, START_SECONDS) if starting else self.timeout
+        if not self.faults and now - max(self._last_heard, *self._moved.values()) >= limit:
             self.faults.timed_out = any(status.state != FINISHED for status in statuses)
 
     def _deadlock(self, statuses: list[RankStatus], still: set[int]) -> Deadlock | None:

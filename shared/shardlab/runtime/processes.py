@@ -98,17 +98,33 @@ def _as_ranks_are_started() -> Iterator[None]:
         data["sys_path"] = sorted(data["sys_path"], key=lambda entry: not _is_standard(entry, standard))
         return data
 
-    before = os.environ.get("PYTHONSAFEPATH")
     multiprocessing.spawn.get_preparation_data = preparation_data
-    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        with _environment(PYTHONSAFEPATH="1", PYTHONPATH=_import_path()):
+            yield
+    finally:
+        multiprocessing.spawn.get_preparation_data = original
+
+
+def _import_path() -> str:
+    """PYTHONPATH with the folder that holds shardlab, or the forkserver, which knows no sys.path, would not find it."""
+    home = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    own = [] if os.path.basename(home) in ("site-packages", "dist-packages") else [home]
+    return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        multiprocessing.spawn.get_preparation_data = original
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _is_standard(entry: str, standard: tuple[str, ...]) -> bool:

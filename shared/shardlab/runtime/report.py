@@ -10,12 +10,12 @@ import torch
 
 from ..errors import LaunchError
 from ..meters import is_library
-from .board import FINISHED
+from .board import FINISHED, STARTING
 from .deadlock import Deadlock
 from .disagreement import Disagreement
 from .history import Record
 from .job import Failure, Frame
-from .monitor import Death, Faults
+from .monitor import START_SECONDS, Death, Faults
 from .places import place, source
 from .relay import Relay
 from .standing import at, call, everyone, nobody_moved, ranks_in_words, sentence, standings
@@ -214,6 +214,8 @@ def _usual_cause(deadlock: Deadlock, faults: Faults) -> str:
 
 
 def _timeout(faults: Faults, timeout: float, meter: bool) -> LaunchError:
+    if any(status.state == STARTING for status in faults.statuses):
+        timeout = max(timeout, START_SECONDS)
     seen = "no operation of torch, no message, no output" if meter else "no message, no output"
     lines = [f"Nothing moved for {timeout:g} s ({seen}), so the launch was ended.", *everyone(faults)]
     lines += ["If a rank computes for longer than that, give launch a larger timeout."]
