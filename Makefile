@@ -11,6 +11,7 @@ PYTEST_ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
 .PHONY: help lab run test lint build bench doctor grade clean
 .DEFAULT_GOAL := help
@@ -58,12 +59,13 @@ clean:
 
 # A stamp is newer than the pins it was made from; a changed pin installs again.
 $(VENV)/.student: requirements.txt pyproject.toml | $(VENV)/bin/python
-	@$(PY) -m pip install $(PIP_ARGS) -r requirements.txt
-	@$(PY) -m pip install $(PIP_ARGS) -e .
+	@echo "installing the course's packages into $(VENV); the first time takes some minutes"
+	@$(PIP) -r requirements.txt
+	@$(PIP) -e .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.student
-	@$(PY) -m pip install $(PIP_ARGS) -r requirements-dev.txt
+	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
 $(VENV)/bin/python:
