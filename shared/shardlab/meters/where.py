@@ -16,7 +16,6 @@ _LIBRARIES = (
     os.path.dirname(torch.__path__[0]),
     os.path.dirname(os.path.dirname(__file__)),
     "<frozen",
-    "<string>",  # how Python names the line that starts a child process
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import LaunchError, UsageError
 from ..records import Run
 from . import processes, report
 from .arguments import Backend, checked, choose_backend, explain_pickling
@@ -50,6 +51,7 @@ def launch(
     """
     call = checked(fn, world_size, args, kwargs, device, timeout, slow_sends)
     backend = choose_backend(device, world_size)
+    working_directory = _working_directory()
     try:
         processes.warm_up()
     except KeyboardInterrupt:
@@ -67,7 +69,7 @@ def launch(
             meter=meter,
             slow=frozenset(slow_sends),
             threads=max(1, (os.cpu_count() or 1) // world_size),
-            working_directory=_working_directory(),
+            working_directory=working_directory,
             environment=dict(os.environ),
             launcher=os.getpid(),
         )
@@ -102,7 +104,16 @@ def _run(job: Job, door: Door, timeout: float, interrupts: Interrupts) -> list[O
     if faults:
         interrupts.told = True
         raise report.error_of(faults, relay, timeout, job.meter)
-    return [load(job.result_file(rank)) for rank in range(job.world_size)]
+    return [_outcome(job, rank) for rank in range(job.world_size)]
+
+
+def _outcome(job: Job, rank: int) -> Outcome:
+    try:
+        return load(job.result_file(rank))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        text = f"What rank {rank} returned cannot be read here ({reason}). Return numbers, strings, tensors, lists."
+        raise LaunchError(text, "raised", rank, type(error).__name__, str(error)) from None
 
 
 def _run_record(job: Job, backend: Backend, outcomes: list[Outcome], seconds: float) -> Run:
@@ -118,11 +129,12 @@ def _run_record(job: Job, backend: Backend, outcomes: list[Outcome], seconds: fl
     )
 
 
-def _working_directory() -> str | None:
+def _working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        return None
+        text = "The folder that this notebook runs in has been deleted or moved. Go to another one with os.chdir(...)."
+        raise UsageError(text) from None
 
 
 @contextlib.contextmanager

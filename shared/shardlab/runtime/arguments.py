@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
 from ..errors import UsageError
 from ..meters import inside_rank
+from .job import why_not
 
 Call = tuple[Callable[..., Any], tuple, dict[str, Any]]
 MOST_RANKS = 512
@@ -56,6 +56,11 @@ def checked(fn: Any, world_size: Any, args: Any, kwargs: Any, device: Any, timeo
     """The call that each rank will make. Raises UsageError naming the argument that cannot be used."""
     if inside_rank():
         raise UsageError("launch was called inside a rank. A rank is one process; only the notebook starts ranks.")
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() != "fake":
+        raise UsageError(
+            "The notebook's own process has called init_process_group, but it is no rank: launch starts the ranks and "
+            "calls it for them. Call torch.distributed.destroy_process_group(), and leave init_process_group out."
+        )
     if not callable(fn):
         raise UsageError(f"launch needs a function to run on every rank, got {_described(fn)}.")
     if isinstance(world_size, bool) or not isinstance(world_size, int):
@@ -99,25 +104,31 @@ def _described(value: Any) -> str:
 
 def explain_pickling(call: Call, error: Exception) -> UsageError:
     """Names what in the call cannot travel to another process, and what to do instead."""
-    fn, args, kwargs = call
-    suspects = {f"argument {position}": value for position, value in enumerate(args)}
-    suspects |= {f"argument {name!r}": value for name, value in kwargs.items()}
-    if inspect.isfunction(fn):
-        used = inspect.getclosurevars(fn)
-        suspects |= {f"{name!r}": value for name, value in {**used.globals, **used.nonlocals}.items()}
-    for name, value in suspects.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception as cause:
+    for name, value in _used_by(call).items():
+        cause = why_not(value)
+        if cause is not None:
+            reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+            advice = _advice(value, reason)
             return UsageError(
-                f"{name}, a {type(value).__name__}, cannot be sent to the ranks ({cause}). {_advice(value)}"
+                f"{name}, a {type(value).__name__}, cannot be sent to the ranks ({reason}) {advice}".strip()
             )
     return UsageError(f"The function cannot be sent to the ranks ({error}). Create what it uses inside it.")
 
 
-def _advice(value: Any) -> str:
-    if isinstance(value, torch.nn.parallel.DistributedDataParallel):
-        return "A DDP-wrapped model belongs to the process that wrapped it. Wrap the model inside the function."
-    if isinstance(value, dist.ProcessGroup):
+def _used_by(call: Call) -> dict[str, Any]:
+    """What travels with the call, by the name that the learner knows."""
+    fn, args, kwargs = call
+    used = {f"argument {position}": value for position, value in enumerate(args)}
+    used |= {f"argument {name!r}": value for name, value in kwargs.items()}
+    if inspect.isfunction(fn):
+        names = inspect.getclosurevars(fn)
+        used |= {f"{name!r}": value for name, value in {**names.globals, **names.nonlocals}.items()}
+    return used
+
+
+def _advice(value: Any, reason: str) -> str:
+    if "DDP-wrapped" in reason:
+        return "Wrap the model inside the function."
+    if isinstance(value, dist.ProcessGroup) or "ProcessGroup" in reason:
         return "A process group belongs to one process. Each rank has its own: use it inside the function."
     return "Create it inside the function, so that each rank makes its own."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..records import Where
 STARTING, RUNNING, WAITING, FINISHED = range(4)
 MOST_GROUPS = 32
 MOST_FILES = 16
-HISTORY = 4096  # calls of a rank that are remembered
+HISTORY = 2048  # calls of a rank that are remembered
 RECORD_BYTES = 48  # see history.py
 
 FileName = ctypes.c_char * 320
@@ -116,7 +117,9 @@ class Board:
     def create(cls, path: Path, world_size: int) -> Board:
         size = ctypes.sizeof(slot_type(world_size)) + ctypes.sizeof(FileName) * MOST_FILES + RECORD_BYTES * HISTORY
         with path.open("wb") as file:
-            file.truncate(size * world_size)  # a file with holes: only what is written takes space
+            file.truncate(size * world_size)
+            if hasattr(os, "posix_fallocate"):  # writing to a map when there is no room left would end the process
+                os.posix_fallocate(file.fileno(), 0, size * world_size)
         return cls(path, world_size)
 
     def slot(self, rank: int) -> ctypes.Structure:

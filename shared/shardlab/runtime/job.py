@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import types
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Job:
     meter: bool
     slow: frozenset[int]
     threads: int  # torch threads of a rank
-    working_directory: str | None  # None when the launcher's has been deleted
+    working_directory: str
     environment: dict[str, str]
     launcher: int  # process id
 
@@ -98,6 +99,10 @@ class _Pickler(cloudpickle.Pickler):
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.nn.parallel.DistributedDataParallel):
+            raise pickle.PicklingError(
+                "a DDP-wrapped model belongs to the process that wrapped it (its .module may travel)"
+            )
         if type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.layout == torch.strided and not obj.is_quantized:
             flat = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             is_parameter = isinstance(obj, torch.nn.Parameter)
@@ -123,9 +128,22 @@ def rebuild_tensor(buffer: Any, dtype: torch.dtype, shape: tuple, requires_grad:
 def dump(value: Any, path: Path) -> None:
     """Pickles `value` to a file that appears whole or not at all."""
     partial = path.with_suffix(".part")
-    with partial.open("wb") as file:
-        _Pickler(file, protocol=5).dump(value)
+    try:
+        with partial.open("wb") as file:
+            _Pickler(file, protocol=5).dump(value)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     partial.replace(path)
+
+
+def why_not(value: Any) -> Exception | None:
+    """The error that keeps `value` from travelling to another process, or None."""
+    try:
+        _Pickler(io.BytesIO(), protocol=5).dump(value)
+    except Exception as error:
+        return error
+    return None
 
 
 def load(path: Path) -> Any:

@@ -62,7 +62,10 @@ class Leash:
                 continue
             if thread == main or caller(frame) is not None:
                 busy += 1
-        return Position(self._rank, busy, caller(frames[main]) if main in frames else None)
+        where = caller(frames[main]) if main in frames else None
+        if where is not None and (where.filename, where.function) == ("<string>", "<module>"):
+            where = None  # the line by which Python starts a child process
+        return Position(self._rank, busy, where)
 
 
 def end_session() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import multiprocessing.spawn
 import os
 import signal
@@ -36,6 +37,7 @@ def warm_up() -> None:
     """Waits until the forkserver has imported torch, the first time. May be interrupted: no rank exists yet."""
     if start_method() != "forkserver" or os.getpid() in _warm:
         return
+    multiprocessing.resource_tracker.ensure_running()  # here, because it lifts the block on interrupts
     with _starting, _as_ranks_are_started(), _interrupts_blocked():
         multiprocessing.forkserver.ensure_running()  # it inherits the block, or an interrupt would end its imports
     probe = multiprocessing.get_context("forkserver").Process(target=_nothing, daemon=True)

@@ -23,6 +23,7 @@ class Relay:
             return
         *lines, rest = (self._partial[rank] + data).split(b"\n")
         self._partial[rank] = rest[-MOST_BYTES:]
+        self._hidden[rank] += max(0, len(rest) - MOST_BYTES)
         for line in lines:
             self._print(rank, line)
 

@@ -44,7 +44,9 @@ def _own_session() -> None:
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    multiprocessing.current_process().daemon = False  # or it could have no children, such as data loaders
+    # Data loaders must be allowed as children, and be forked: their classes are from cells, which nobody could import.
+    multiprocessing.current_process().daemon = False
+    multiprocessing.set_start_method("fork" if sys.platform == "linux" else "spawn", force=True)
 
 
 def _join(rank: int, job: Job) -> Connection:
@@ -109,8 +111,7 @@ def _settle(job: Job) -> None:
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
-    if job.working_directory is not None:
-        os.chdir(job.working_directory)
+    os.chdir(job.working_directory)
     torch.set_num_threads(job.threads)
     _keep_freed_memory()
 
@@ -135,7 +136,10 @@ def _finish(leash: Leash, message: tuple | Failure) -> None:
 
 
 def _failure(rank: int, job: Job, error: BaseException) -> Failure:
-    kind, text = "raised", str(error)
+    try:
+        kind, text = "raised", str(error)
+    except Exception as unprintable:
+        kind, text = "raised", f"(its text cannot be had: {type(unprintable).__name__})"
     if isinstance(error, SystemExit):
         kind, text = "exited", str(0 if error.code is None else error.code)
     frames = tuple(
