@@ -200,7 +200,7 @@ def _deadlock(deadlock: Deadlock, faults: Faults) -> LaunchError:
 
 
 def _usual_cause(deadlock: Deadlock, faults: Faults) -> str:
-    operations = {faults.statuses[rank].op for rank in deadlock.stuck}
+    operations = {faults.statuses[rank].op for rank in deadlock.cycle or deadlock.stuck}
     if operations == {"send"} and deadlock.cycle:
         return (
             "every rank sends first. A blocking send returns only when its peer receives. "
