@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -36,6 +37,7 @@ class Instruments:
                 self.tap.finish()
         finally:
             _current.remove(self)
+            self.tap.remove()
 
     @contextmanager
     def _memory_on(self, memory: MemoryMeter) -> Iterator[None]:
@@ -43,8 +45,8 @@ class Instruments:
         memory.start()
         finder.start()
 
-        def before_call(tensors: list[torch.Tensor]) -> None:
-            memory.saw(tensors)
+        def before_call(arguments: Sequence[Any]) -> None:
+            memory.saw(arguments)
             finder.look()
 
         self.tap.before_call = before_call

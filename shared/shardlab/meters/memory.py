@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..records import RankMemory
 from .timeline import Timeline
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 KINDS = ("parameters", "gradients", "optimizer")
 
 
@@ -61,11 +62,19 @@ class MemoryMeter:
     def stop(self) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
-    def saw(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Notes the storages of tensors that an operation returned or used."""
-        for tensor in tensors:
-            for storage in _storages(tensor):
-                self._seen(storage)
+    def saw(self, values: Iterable[Any]) -> None:
+        """Notes the storages of the tensors among an operation's arguments or results, and in lists of them."""
+        for value in values:
+            if type(value) in _PLAIN and value.layout is torch.strided:  # nearly always: worth a short cut
+                storage = value.untyped_storage()
+                held = self._held.get(storage._cdata)
+                if held is not None and held.size == storage.nbytes():
+                    continue
+            if isinstance(value, torch.Tensor):
+                for storage in _storages(value):
+                    self._seen(storage)
+            elif isinstance(value, (list, tuple)):
+                self.saw(value)
 
     def label(self, kind: str, tensors: Iterable[torch.Tensor], override: bool = True) -> None:
         """Says what tensors are for: "parameters", "gradients" or "optimizer".

@@ -14,6 +14,7 @@ from .signatures import signature_of_operator, tensors_in
 from .tap import Tap
 
 _WAIT_TENSOR = torch.ops._c10d_functional.wait_tensor.default
+_DETACH = torch.ops.aten.detach.default
 
 
 class MeterMode(TorchDispatchMode):
@@ -25,7 +26,7 @@ class MeterMode(TorchDispatchMode):
         self._functional: dict[int, Any] = {}  # calls of functional collectives, by the address of their result
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor, say: it comes again as operations on the plain tensors inside
         kwargs = kwargs or {}
         self.tap.status.progressed()
@@ -42,9 +43,9 @@ class MeterMode(TorchDispatchMode):
             raise
         if noted is not None:
             self._follow(result, *noted)
-        self.memory.saw(tensors_in(args))
-        self.memory.saw(tensors_in(result))
-        if func is torch.ops.aten.detach.default and _accumulating_gradient():
+        self.memory.saw(args)
+        self.memory.saw((result,))
+        if func is _DETACH and _accumulating_gradient():
             self.memory.label("gradients", [result], override=False)
         return result
 

@@ -60,12 +60,13 @@ class Tap:
         self.held = HeldSends(self.waited, self._wait) if slow else None
         self.calls: list[Call] = []
         self.callbacks: list[Callback] = []
-        self.before_call: Callable[[list[torch.Tensor]], None] | None = None  # gets all tensors of a call
+        self.before_call: Callable[[tuple], None] | None = None  # gets the arguments of each call
         self._count = 0
         self._numbering = threading.Lock()  # the learner's function may communicate from several threads
         self._numbers: dict[tuple, int] = {}
         self._by_work: weakref.WeakKeyDictionary[Any, tuple[Call, Turn]] = weakref.WeakKeyDictionary()
         self._adopted: dict[int, tuple[Call, Any]] = {}  # calls of C++ code that are not done, and their futures
+        self._replaced: list[tuple[type, str, Any]] = []
         self._inside = threading.local()
 
     def now(self) -> float:
@@ -74,7 +75,7 @@ class Tap:
     def install(self) -> None:
         for name in METHODS:
             if hasattr(ProcessGroup, name):
-                setattr(ProcessGroup, name, self._tapped(name, getattr(ProcessGroup, name)))
+                self._replace(ProcessGroup, name, self._tapped(name, getattr(ProcessGroup, name)))
         tap = self
 
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
@@ -93,9 +94,19 @@ class Tap:
                 future.add_done_callback(lambda _: tap._complete(known[0]))
             return future
 
-        Work.wait = wait  # type: ignore[assignment, method-assign]
-        Work.is_completed = polled  # type: ignore[assignment, method-assign]
-        Work.get_future = future_of  # type: ignore[assignment, method-assign]
+        self._replace(Work, "wait", wait)
+        self._replace(Work, "is_completed", polled)
+        self._replace(Work, "get_future", future_of)
+
+    def remove(self) -> None:
+        """Puts torch's own methods back."""
+        for owner, name, original in self._replaced:
+            setattr(owner, name, original)
+        self._replaced.clear()
+
+    def _replace(self, owner: type, name: str, new: Callable) -> None:
+        self._replaced.append((owner, name, owner.__dict__[name]))  # getattr would give it unbound
+        setattr(owner, name, new)
 
     @property
     def inside_call(self) -> bool:
@@ -110,12 +121,12 @@ class Tap:
                 return original(group, *args, **kwargs)
             tensors = _tensor_argument(signature, args, kwargs)
             if self.before_call is not None:
-                self.before_call(tensors_in(args))
+                self.before_call(args)
             root, tag = root_of(method, args, kwargs), tag_of(method, args, kwargs)
             call, turn = self.note(signature, tensors, group, root, tag)
             self._inside.depth = 1
             try:
-                issue = _below_the_modes(original, tensors)
+                issue = _below_the_modes(original, tensors) if self.keep else original
                 if self.held is not None and method in ("send", "recv"):
                     work = self.held.issue(method, issue, group, args)
                 else:
