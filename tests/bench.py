@@ -163,7 +163,7 @@ def side_by_side(first: list[float], second: list[float]) -> tuple[float, str]:
 
 def ring_against_library(world_size: int) -> tuple[float, str]:
     ways = [learners_ring(), dist.all_reduce]
-    ring, library = launch(timed, world_size, args=(ways, 40), device="cpu", meter=False).results[0]
+    ring, library = launch(timed, world_size, args=(ways, 80), device="cpu", meter=False).results[0]
     return side_by_side(ring, library)
 
 
