@@ -40,7 +40,7 @@ class LaunchError(ShardLabError, RuntimeError):
     """A launch did not end well. `report` is the text for the learner; the rest names the cause for programs.
 
     kind: "raised", "timeout", "deadlock", "died", "exited", "disagree" or "interrupted". rank: the one to blame.
-    ranks: where each rank stood.
+    ranks: where each rank stood. stood_still: of a deadlock, the seconds from the last movement to its discovery.
     """
 
     def __init__(
@@ -51,11 +51,12 @@ class LaunchError(ShardLabError, RuntimeError):
         exception_type: str = "",
         exception_message: str = "",
         ranks: tuple[Standing, ...] = (),
+        stood_still: float = 0.0,
     ) -> None:
         super().__init__(report)
         self.report, self.kind, self.rank = report, kind, rank
         self.exception_type, self.exception_message = exception_type, exception_message
-        self.ranks = ranks
+        self.ranks, self.stood_still = ranks, stood_still
 
     def why(self) -> Any:
         """The report as a picture: ranks as nodes, waits as arrows."""

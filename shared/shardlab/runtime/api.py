@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,7 @@ def launch(
         processes.warm_up()
     except KeyboardInterrupt:
         raise report.interrupted_early() from None
-    with Interrupts() as interrupts, _folder() as folder:
-        door = Door(folder, most_waiting=4 * world_size)
+    with Interrupts() as interrupts, _folder() as folder, closing(Door(folder, most_waiting=4 * world_size)) as door:
         began = time.monotonic()
         job = Job(
             folder=str(folder),
@@ -74,16 +74,17 @@ def launch(
             launcher=os.getpid(),
         )
         try:
+            board = Board.create(job.board_file, world_size)
             dump(call, job.function_file)
+        except OSError as error:
+            raise _unusable_folder(error) from None
         except Exception as error:
-            door.close()
             raise explain_pickling(call, error) from None
-        outcomes = _run(job, door, timeout, interrupts)
+        outcomes = _run(job, board, door, timeout, interrupts)
     return _run_record(job, backend, outcomes, time.monotonic() - began)
 
 
-def _run(job: Job, door: Door, timeout: float, interrupts: Interrupts) -> list[Outcome]:
-    board = Board.create(job.board_file, job.world_size)
+def _run(job: Job, board: Board, door: Door, timeout: float, interrupts: Interrupts) -> list[Outcome]:
     relay = Relay(job.world_size)
     ranks: list[Any] = []
     monitor = Monitor(board, ranks, door, relay, timeout, job.began, lambda: interrupts.pressed)
@@ -95,10 +96,14 @@ def _run(job: Job, door: Door, timeout: float, interrupts: Interrupts) -> list[O
         if not faults:
             monitor.let_go()
         monitor.drain()
+    except OSError as error:
+        text = f"Of {job.world_size} ranks only {len(ranks)} could be started ({error}). Try a smaller world_size."
+        if len(ranks) < job.world_size:
+            raise UsageError(text) from None
+        raise
     finally:
         processes.end(ranks)
         monitor.close()
-        door.close()
         relay.close()
         board.close()
     if faults:
@@ -137,10 +142,17 @@ def _working_directory() -> str:
         raise UsageError(text) from None
 
 
+def _unusable_folder(error: OSError) -> UsageError:
+    return UsageError(f"A launch needs room for temporary files ({error}). Free some there, or set TMPDIR.")
+
+
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """A private folder for the files of one launch, removed afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
+    except OSError as error:
+        raise _unusable_folder(error) from None
     if len(str(folder)) > LONGEST_SOCKET_PATH:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="shardlab-", dir="/tmp"))

@@ -51,7 +51,7 @@ class Faults:
     statuses: list[RankStatus] = field(default_factory=list)
     positions: dict[int, Position] = field(default_factory=dict)
     waits: dict[int, tuple[int, ...]] = field(default_factory=dict)  # waiting rank -> those whose call it needs
-    stood_still: float = 0.0  # seconds without any movement when a deadlock was found
+    stood_still: float = 0.0  # seconds from the last movement of a stuck rank to the discovery
 
     def __bool__(self) -> bool:
         return bool(self.failures or self.deaths or self.waits_in_vain or self.interrupted)
@@ -226,7 +226,9 @@ class Monitor:
             self.faults.disagreement = disagreement.first_difference(self._histories(RECENT), statuses)
             if stuck and not self.faults:
                 self.faults.deadlock = self._deadlock(statuses, still)
-            self.faults.stood_still = now - min((self._moved[rank] for rank in still), default=now)
+            if self.faults.deadlock is not None:
+                began = max(self._moved[rank] for rank in self.faults.deadlock.stuck)
+                self.faults.stood_still = time.monotonic() - began
         starting = any(status.state == STARTING for status in statuses)
         limit = max(self.timeout, START_SECONDS) if starting else self.timeout
         if not self.faults and now - max(self._last_heard, *self._moved.values()) >= limit:

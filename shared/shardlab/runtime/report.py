@@ -62,7 +62,8 @@ def _error(
     faults: Faults, lines: Sequence[str], kind: str, rank: int | None = None, failure: Failure | None = None
 ) -> LaunchError:
     exception = (failure.exception_type, failure.message) if failure is not None else ("", "")
-    return LaunchError("\n".join(lines), kind, rank, *exception, ranks=standings(faults, rank))
+    ranks = standings(faults, rank)
+    return LaunchError("\n".join(lines), kind, rank, *exception, ranks=ranks, stood_still=faults.stood_still)
 
 
 def _explained_by_disagreement(faults: Faults) -> bool:
