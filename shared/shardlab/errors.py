@@ -12,8 +12,8 @@ class ShardLabError(Exception):
     """Base of all errors whose message says what was seen, what was expected and what to try."""
 
     def _render_traceback_(self) -> list[str]:
-        # IPython prints these lines instead of a traceback.
-        return [str(self)]
+        # IPython prints these lines instead of a traceback. Notes (`add_note`) say what belongs to the message.
+        return [str(self), *getattr(self, "__notes__", ())]
 
 
 class UsageError(ShardLabError, ValueError):

@@ -255,7 +255,7 @@ def rs_direct_to_the_owner(chunks):
 _buffers = {}
 
 
-@wrong(RS, reason="crash", says=r"sends 840 float32 .*receives 3 float32")
+@wrong(RS, reason="crash", says=r"sends 1680 float32 .*receives 3 float32")
 def rs_keeps_its_first_buffer(chunks):
     """Allocates its receive buffers once and keeps them, sizes and all, for the next call."""
     rank, n, to, source = ring()

@@ -19,11 +19,13 @@ _EXACT_BITS = {torch.float32: 24, torch.float64: 53, torch.int32: 31, torch.int6
 @dataclass(frozen=True)
 class Mark:
     """What a number says: counts[r] is how often rank r's part is in it; position is the element it belongs to, or
-    None when parts of different elements have been added.
+    None when parts of different elements have been added. Then places[r] is where rank r's part comes from, None for a
+    rank without a part, if that can be read: it can when no part is counted twice and the places are few enough.
     """
 
     counts: tuple[int, ...]
     position: int | None
+    places: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,19 @@ class Marks:
         if not digits <= high <= MOST_ELEMENTS * digits or digits >= 1 << (self.digit_bits * self.world_size):
             return None
         base = 1 << self.digit_bits
-        counts = tuple((digits >> (self.digit_bits * rank)) % base for rank in range(self.world_size))
-        return Mark(counts, None if high % digits else high // digits - 1)
+        counts = self._digits(digits)
+        if high % digits == 0:
+            return Mark(counts, high // digits - 1)
+        # Digit r of the high half is p + 1 for a part of element p, unless two have been added or it overflowed.
+        places = self._digits(high)
+        readable = base > MOST_ELEMENTS and max(counts) == 1 and high < base**self.world_size
+        if not readable or [place > 0 for place in places] != [count > 0 for count in counts]:
+            return Mark(counts, None)
+        return Mark(counts, None, tuple(place - 1 if place else None for place in places))
+
+    def _digits(self, number: int) -> tuple[int, ...]:
+        base = 1 << self.digit_bits
+        return tuple((number >> (self.digit_bits * rank)) % base for rank in range(self.world_size))
 
 
 def names(ranks: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""In the caller's process: launches trials of a solution and turns what went wrong into a `CheckFailed`.
+"""In the caller's process: launches trials of a solution and keeps what they showed.
 
 Checks run on the CPU with gloo, also where there are GPUs, so that they say the same everywhere.
 """
@@ -6,7 +6,6 @@ Checks run on the CPU with gloo, also where there are GPUs, so that they say the
 from __future__ import annotations
 
 import inspect
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,31 +15,52 @@ from ..errors import CheckFailed, LaunchError
 from ..records import Call, Where
 from ..runtime import launch
 from ..runtime.places import place, source
-from .trial import Begun, Case, Issued, Observation, Raised, read_notes, run_trial
+from .early import Early
+from .notes import Case, Observation, read_notes
+from .printed import Printout, in_words, read_printed
+from .trial import run_trial
 
-TIMEOUT = 10.0  # seconds without any progress; deadlocks are found sooner
-MOST_RANKS = 3  # named in one message
-MOST_CHARACTERS = 240  # of an exception's message
+TIMEOUT = 8.0  # seconds without any progress, such as one operation on a few thousand numbers; any progress resets it
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one launch of a solution showed. notes[r] is what rank r wrote; error is how it ended, None if well."""
+    """What one launch of a solution showed. notes[r] is what rank r wrote; error is how it ended, None if well.
+
+    printed[c][r]: what the solution printed in case c on rank r.
+    """
 
     exercise: str
     world_size: int
     cases: Sequence[Case]
     notes: list[list[Any]]
     error: LaunchError | None
+    printed: list[list[Printout]]
 
     def observations(self, case: int) -> list[Observation] | None:
         """One per rank; None when some rank did not come to the end of this case."""
         seen = [note for notes in self.notes for note in notes if isinstance(note, Observation) and note.case == case]
         return seen if len(seen) == self.world_size else None
 
-    def at(self, rank: int, case: int) -> str:
+    def early(self, case: int) -> list[Early]:
+        """The messages of this case whose buffers were used before they were through."""
+        return [note for notes in self.notes for note in notes if isinstance(note, Early) and note.case == case]
+
+    def at(self, case: int, rank: int | None = None) -> str:
         """ "rank 1, N = 3, 9 elements" """
-        return f"rank {rank}, N = {self.world_size}, {self.cases[case].name}"
+        return f"{'' if rank is None else f'rank {rank}, '}N = {self.world_size}, {self.cases[case].name}"
+
+    def failed(self, case: int, reason: str, seen: str, expected: str = "", look: str = "") -> CheckFailed:
+        """The verdict on a fault in this case, with what the solution printed in it as a note."""
+        error = CheckFailed(self.exercise, reason, seen, expected, look)
+        printed = in_words(self.printed[case])
+        if printed:
+            error.add_note(printed)
+        return error
+
+    @property
+    def lines_printed(self) -> int:
+        return sum(printout.total for ranks in self.printed for printout in ranks)
 
 
 def check_signature(exercise: str, solution: Any, parameters: Sequence[str]) -> None:
@@ -91,128 +111,23 @@ def observe(
                 raise
             error = caught
         notes = [read_notes(folder, rank) for rank in range(world_size)]
-    return Trial(exercise, world_size, cases, notes, error)
+        printed = [[read_printed(folder, rank, case) for rank in range(world_size)] for case in range(len(cases))]
+    return Trial(exercise, world_size, cases, notes, error, printed)
 
 
-def breakdown(trial: Trial) -> CheckFailed:
-    """Why a trial did not come to its end, for one whose `error` is set.
-
-    Raises that error when no rank had got as far as the solution: then the solution is not to blame.
-    """
-    error = trial.error
-    assert error is not None
-    if not any(trial.notes):
-        raise error
-    case, rank = _stopped(trial, error.rank or 0)
-    raised = [note for note in trial.notes[rank] if isinstance(note, Raised)]
-    if raised and raised[0].type == "NotImplementedError" and raised[0].own:
-        return CheckFailed(trial.exercise, "not written", _where(raised[0].where))
-    different = _different_sizes(trial)
-    if different:
-        said, call = different
-        hint = "both sides of a message have the same number of elements and the same dtype (torch.empty_like)"
-        return CheckFailed(trial.exercise, "crash", f"N = {trial.world_size}, {said}", hint, _where(call.where))
-    if raised:
-        return _raised(trial, rank, raised[0])
-    if error.kind in ("deadlock", "timeout"):
-        return _hang(trial, case, error)
-    lines = error.report.splitlines()
-    if error.kind == "disagree":
-        return CheckFailed(trial.exercise, "calls", f"N = {trial.world_size}: {lines[0]}", lines[-1], lines[1].strip())
-    places = [f"{one.place}: {one.source}" for one in error.ranks if one.rank == rank and one.source]
-    look = places[0] if places else _last_call(trial, rank)
-    return CheckFailed(trial.exercise, "crash", f"{trial.at(rank, case)}: {lines[0]}", look=look)
-
-
-def _different_sizes(trial: Trial) -> tuple[str, Issued] | None:
-    """The first message of the last case whose two ends disagree: gloo ends the process that receives it."""
-    ends: dict[tuple[int, int, str], list[Issued]] = {}
-    for rank, notes in enumerate(trial.notes):
-        begun = [place for place, note in enumerate(notes) if isinstance(note, Begun)]
-        for note in notes[begun[-1] :] if begun else []:
-            if isinstance(note, Issued) and note.peer is not None and note.op in ("send", "recv"):
-                path = (rank, note.peer) if note.op == "send" else (note.peer, rank)
-                ends.setdefault((*path, note.op), []).append(note)
-    for (sender, receiver, op), sends in ends.items():
-        receives = ends.get((sender, receiver, "recv"), []) if op == "send" else []
-        for sent, received in zip(sends, receives, strict=False):
-            if (sent.numel, sent.dtype) != (received.numel, received.dtype):
-                said = f"rank {sender} sends {sent.numel} {sent.dtype} to rank {receiver}, which receives"
-                return f"{said} {received.numel} {received.dtype}", received
-    return None
-
-
-def _stopped(trial: Trial, blamed: int) -> tuple[int, int]:
-    """The earliest case that some rank did not finish, and the rank to name."""
-    begun = [max((note.case for note in notes if isinstance(note, Begun)), default=0) for notes in trial.notes]
-    raised = [rank for rank, notes in enumerate(trial.notes) if any(isinstance(note, Raised) for note in notes)]
-    rank = blamed if blamed in raised or not raised or trial.error.kind == "died" else raised[0]  # type: ignore[union-attr]
-    return min(begun), rank
-
-
-_HINTS = {
-    "view size is not compatible": "view(-1) needs a contiguous tensor; reshape(-1) makes a copy if it must",
-    "contiguous": "a message is one block of memory: send and recv take contiguous tensors only",
-    "does not require grad": "the collective works on the numbers: use detach() or torch.no_grad()",
-    "zero-dimensional": "a 0-d tensor has no dimension to cut: flatten it first",
-    "0 dimension": "a 0-d tensor has no dimension to cut: flatten it first",
-    "Invalid destination rank": "ranks run from 0 to N-1; the right neighbour of rank r is (r + 1) % N",
-    "Pair is not connected": "a rank cannot send to itself: with N = 1 there is nothing to do",
-    "rank should not be the same": "a rank cannot send to itself: with N = 1 there is nothing to do",
-    "must match the size": "chunks need not have the same size: make each buffer as large as what comes in",
-}
-
-
-def _raised(trial: Trial, rank: int, raised: Raised) -> CheckFailed:
-    text = re.sub(r"\[enforce fail at [^\]]*\] ", "", (raised.message.strip().splitlines() or [""])[0])
-    hint = next((hint for words, hint in _HINTS.items() if words in raised.message), "")
-    return CheckFailed(
-        trial.exercise,
-        "crash",
-        f"{trial.at(rank, raised.case)}: {raised.type}: {text[:MOST_CHARACTERS]}",
-        hint,
-        _where(raised.where) or _last_call(trial, rank),
-    )
-
-
-def _hang(trial: Trial, case: int, error: LaunchError) -> CheckFailed:
-    """The launch's report, condensed: who waits for whom, the usual cause, the line of the first rank that waits."""
-    returned = [rank for rank, notes in enumerate(trial.notes) if _has_returned(notes)]
-    stuck = [standing for standing in error.ranks if standing.rank not in returned]
-    said = [f"rank {one.rank} {f'waits in {one.call}' if one.call else f'was {one.doing}'}" for one in stuck]
-    said += [f"rank {rank} had returned" for rank in returned]
-    more = f"; and {len(said) - MOST_RANKS} more" if len(said) > MOST_RANKS else ""
-    lines = error.report.splitlines()
-    cause = next((line.partition(": ")[2] for line in lines if line.startswith("Usual cause")), lines[0])
-    if returned:
-        # They stand in the check's own barrier, which the report cannot know.
-        cause = "a recv for every send, and a send for every recv: count both, per step and rank"
-    place = next((f"{one.place}: {one.source}" for one in stuck if one.source), "")
-    at = f"N = {trial.world_size}, {trial.cases[case].name}"
-    return CheckFailed(trial.exercise, "hang", f"{at}: {'; '.join(said[:MOST_RANKS])}{more}", cause, place)
-
-
-def _has_returned(notes: list[Any]) -> bool:
-    return bool(notes) and isinstance(notes[-1], Observation)
-
-
-def _where(where: Where | None) -> str:
+def line_at(where: Where | None) -> str:
+    """ "cell In[5], line 3: dist.send(...)" """
     if where is None:
         return ""
     text = source(where.filename, where.line)
     return f"{place(where.filename, where.line)}: {text}" if text else place(where.filename, where.line)
 
 
-def _last_call(trial: Trial, rank: int) -> str:
-    calls = [note for note in trial.notes[rank] if isinstance(note, Issued)]
-    return _where(calls[-1].where) if calls else ""
+def line_of(call: Call) -> str:
+    """The learner's line that made a call."""
+    return line_at(call.where)
 
 
 def unfinished(calls: Sequence[Call]) -> list[Call]:
     """Messages that nobody waited for."""
     return [call for call in calls if call.point_to_point and call.completed is None]
-
-
-def line_of(call: Call) -> str:
-    """The learner's line that made a call."""
-    return _where(call.where)

@@ -11,23 +11,24 @@ wrong the same trial runs once more with late messages and copied sends: if anyt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..errors import CheckFailed
-from ..records import Call
-from ..theory import format_bytes
 from . import exercise
-from .observe import Trial, breakdown, check_signature, line_of, observe, unfinished
-from .ring_cases import FLOAT32, ChunksCase, Data, TensorCase, balanced
+from .breakdown import breakdown
+from .haste import never_waited_for, never_waits, order, used_early
+from .notes import Case, Observation
+from .observe import Trial, check_signature, observe
+from .ring_cases import FLOAT32, ChunksCase, Data, TensorCase, balanced, clearer
 from .ring_traffic import judge_calls, judge_traffic, sent_by_busiest
-from .trial import Case, Dropped, Observation, unwaited_receives
+from .trial import unwaited_receives
 
 WORLD_SIZES = (2, 3, 4, 5, 1)
 LATE = ((3, (0,)), (4, (1, 2)))  # world size, ranks whose messages complete late
 ALL_KINDS_UP_TO = 3  # ranks: dtypes and layouts are tried at N = 1, 2, 3; more ranks can only add index mistakes
-LARGE = 840  # elements a chunk where bytes are measured: divisible by 2..8, so halves and pieces are exact too
+MEASURED = 3360  # elements in all where bytes are measured, at every N: divisible by 2, 3, 4, 5, and so are halves
 
 FLOAT64, INT64, INT32 = (Data("marked", dtype) for dtype in (torch.float64, torch.int64, torch.int32))
 SMALL32, HALF, BFLOAT = (Data("small", dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16))
@@ -43,8 +44,8 @@ def chunk_cases(phase: str, n: int) -> list[Case]:
     uneven = (1, 4, 0, 2, 3)[:n]
     first: list[Case] = [
         case((3,) * n, storage="separate"),
-        case((LARGE,) * n, SMALL32),
-        case((2,) * n, remark="called again"),
+        case((MEASURED // n,) * n, SMALL32),
+        case((3,) * n, storage="separate", remark="called again"),
         *(case(balanced(count, n)) for count in (9, 5, 2)),
         case(uneven, storage="separate"),
     ]
@@ -69,10 +70,10 @@ def tensor_cases(n: int) -> list[Case]:
     """Cases for the all-reduce at world size n, the simplest first."""
     first: list[Case] = [
         TensorCase(3 * n),
-        TensorCase(LARGE * n, SMALL32),
+        TensorCase(MEASURED, SMALL32),
         TensorCase(3 * n, remark="called again"),
         *(TensorCase(count) for count in (9, 5, 2)),
-        TensorCase(LARGE * n + 1, SMALL32),
+        TensorCase(MEASURED + 1, SMALL32),
     ]
     if n > ALL_KINDS_UP_TO:
         return first
@@ -107,8 +108,7 @@ class Contract:
     def probe(self, solution: Callable) -> str:
         check_signature(self.exercise, solution, [self.argument])
         trials = [self._plain(solution, n) for n in WORLD_SIZES]
-        for n, slow in LATE:
-            self._late(solution, n, slow)
+        trials += [self._late(solution, n, slow) for n, slow in LATE]
         return self._verdict(trials)
 
     def _plain(self, solution: Callable, n: int) -> Trial:
@@ -126,88 +126,91 @@ class Contract:
 
     def _finish(self, trial: Trial) -> None:
         """Raises what a trial ended with, if it did not end well."""
-        for notes in trial.notes:
-            for note in notes:
-                if isinstance(note, Dropped):
-                    raise _never_waits(trial, note.case, note.call)
-                if isinstance(note, Observation) and unwaited_receives(note.calls):
-                    raise _never_waits(trial, note.case, unwaited_receives(note.calls)[0])
+        hasty = never_waited_for(trial)
+        if hasty:
+            raise hasty
         if trial.error:
             raise breakdown(trial)
 
     def _wrong_values(self, solution: Callable, trial: Trial, index: int, seen: list[Observation]) -> None:
         hasty = [call for one in seen for call in unwaited_receives(one.calls)]
         if hasty:
-            raise _never_waits(trial, index, hasty[0])
-        again = observe(self.exercise, solution, trial.cases[: index + 1], trial.world_size, slow=[0], copy_sends=True)
+            raise never_waits(trial, index, hasty[0])
+        cases = list(trial.cases[: index + 1])
+        twin = clearer(cases[index])
+        more = [twin] if twin else []
+        again = observe(self.exercise, solution, cases + more, trial.world_size, slow=[0], copy_sends=True)
         for earlier in range(index + 1):
             then, now = trial.observations(earlier), again.observations(earlier)
             if now is None or [one.judged.digest for one in now] != [one.judged.digest for one in then or ()]:
-                raise _order(trial, index, seen, late=again.observations(index))
+                raise order(trial, index, seen, again)
+        receives = [one for one in trial.early(index) if one.call.op == "recv"]
+        if receives and any(one.judged.unusable for one in seen):
+            raise used_early(trial, index, receives[0])
+        raise self._values(trial, index, seen, again.observations(index + 1) if twin else None)
+
+    def _values(
+        self, trial: Trial, index: int, seen: list[Observation], twins: list[Observation] | None
+    ) -> CheckFailed:
+        """twins: what the same case showed with data from which more can be read."""
         rank = next(rank for rank, one in enumerate(seen) if one.judged.finding)
         finding = seen[rank].judged.finding
         assert finding is not None
-        said = f"{trial.at(rank, index)}: {finding.seen}"
-        silent = not any(one.calls for one in seen)
-        look = "no rank sent anything" if silent else finding.look
-        raise CheckFailed(self.exercise, "values", said, finding.expected, look)
+        clear = twins[rank].judged.finding if twins else None
+        if clear and clear.decoded and finding.decoded:
+            finding, seen = clear, twins or seen
+        if not any(one.calls for one in seen):
+            finding = replace(finding, look="no rank sent anything", chunk=None)
+        said, look = f"{trial.at(index, rank)}: {finding.seen}", finding.look
+        if finding.chunk is not None:
+            instead, where = elsewhere(rank, finding.chunk, [one.judged.complete for one in seen])
+            said, look = said + instead, look or where
+        return trial.failed(index, "values", said, finding.expected, look)
 
-    def _late(self, solution: Callable, n: int, slow: Sequence[int]) -> None:
-        cases = self.cases(n)[:4]
-        trial = observe(self.exercise, solution, cases, n, slow=slow)
-        for index in range(len(cases)):
+    def _late(self, solution: Callable, n: int, slow: Sequence[int]) -> Trial:
+        trial = observe(self.exercise, solution, self.cases(n)[:4], n, slow=slow)
+        for index in range(len(trial.cases)):
             seen = trial.observations(index)
             if seen is None:
                 break
             if any(one.judged.finding for one in seen):
-                raise _order(trial, index, seen, late=seen)
+                raise order(trial, index, seen, trial)
         self._finish(trial)
+        return trial
 
     def _verdict(self, trials: list[Trial]) -> str:
-        measured = [trial for trial in trials if trial.world_size > 1]
+        plain = trials[: len(WORLD_SIZES)]
+        measured = [trial for trial in plain if trial.world_size > 1]
         sent = [sent_by_busiest(trial.observations(1) or []) for trial in measured]
-        cases = sum(len(trial.cases) for trial in trials)
+        shares = [traffic.bytes / (MEASURED * SMALL32.dtype.itemsize) for traffic in sent]
+        exact = all(share == self.phases * (n - 1) / n for share, n in zip(shares, WORLD_SIZES, strict=False))
         sizes = ", ".join(str(trial.world_size) for trial in measured)
-        return "\n".join(
-            [
-                f"  values: right on every rank in {cases} cases, N = 1 to {max(WORLD_SIZES)}, also with late messages",
-                f"  bytes sent per rank at N = {sizes}: {', '.join(format_bytes(one.bytes) for one in sent)}, which is"
-                f" {'2' if self.phases == 2 else ''}(N-1)/N n",
-                f"  messages sent per rank: {', '.join(str(one.messages) for one in sent)}"
-                f" (a plain ring: {'2(N-1)' if self.phases == 2 else 'N-1'})",
-            ]
-        )
+        two, cases = "2" if self.phases == 2 else "", sum(len(trial.cases) for trial in plain)
+        lines = [
+            f"  values: right on every rank in {cases} cases, N = 1 to {max(WORLD_SIZES)}, also with late messages",
+            f"  bytes sent per rank at N = {sizes}: {', '.join(f'{share:.3f} n' for share in shares)}"
+            + (f" = {two}(N-1)/N n, exactly" if exact else f"; a plain ring sends {two}(N-1)/N n"),
+            f"  messages sent per rank: {', '.join(str(one.messages) for one in sent)}"
+            f" (a plain ring: {'2(N-1)' if two else 'N-1'})",
+        ]
+        printed = sum(trial.lines_printed for trial in trials)
+        if printed:
+            lines += [f"  your function printed {printed:,} line{'s' * (printed > 1)}; they are not shown here"]
+        return "\n".join(lines)
 
 
-def _never_waits(trial: Trial, index: int, call: Call) -> CheckFailed:
-    at = f"N = {trial.world_size}, {trial.cases[index].name}"
-    if call.op == "recv":
-        said = f"{at}: rank {call.rank} never waits for a receive, so it may use the buffer before the data is there"
-        return CheckFailed(trial.exercise, "order", said, "wait() before the buffer is read", line_of(call))
-    said = f"{at}: rank {call.rank} never waits for a send and drops its handle: the message may never leave"
-    return CheckFailed(trial.exercise, "order", said, "keep what isend returns, and wait() for it", line_of(call))
-
-
-def _order(trial: Trial, index: int, seen: list[Observation], late: list[Observation] | None = None) -> CheckFailed:
-    """Values that depend on when messages complete: which kind of haste was it, and in which line."""
-    at = f"N = {trial.world_size}, {trial.cases[index].name}"
-    if late is not None and any(one.judged.unusable for one in late):
-        return CheckFailed(
-            trial.exercise,
-            "order",
-            f"{at}: with late messages, data is used (or sent on) before it has arrived",
-            "wait() for a receive before its buffer is read, added or sent on",
-            next((line_of(call) for call in seen[0].calls if call.op == "recv"), ""),
-        )
-    look = next((call for one in seen for call in unfinished(one.calls)), None)
-    look = look or next((call for call in seen[0].calls if call.op == "send"), None)
-    return CheckFailed(
-        trial.exercise,
-        "order",
-        f"{at}: with late messages the values are wrong: a buffer is changed before its send is complete",
-        "wait() for a send before its buffer is used again, and for all sends before the function returns",
-        line_of(look) if look else "",
-    )
+def elsewhere(rank: int, chunk: int, complete: Sequence[tuple[int, ...]]) -> tuple[str, str]:
+    """Where `chunk`, which is not complete on `rank`, is complete instead. complete[r]: the complete ones of rank r."""
+    n = len(complete)
+    here = [one for one in complete[rank] if one != chunk]
+    holders = [f"rank {other}" for other, chunks in enumerate(complete) if chunk in chunks]
+    said = f"; chunk {here[0]} is complete there instead" if here else ""
+    for shift in range(1, n):
+        if all(set(chunks) == {(owner + shift) % n} for owner, chunks in enumerate(complete)):
+            return said, f"on every rank r it is chunk (r + {shift}) % N that ends complete, not chunk r"
+    if holders:
+        return f"{said}; chunk {chunk} is complete on {' and '.join(holders)}", ""
+    return f"{said}; chunk {chunk} is complete on no rank", ""
 
 
 def _register(name: str, argument: str, phases: int, cases: Callable[[int], list[Case]], title: str) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .marked import Marks
-from .ring_values import judge_all_gather, judge_all_reduce, judge_reduce_scatter
-from .trial import Judged, Prepared
+from .notes import Case, Judged, Prepared
+from .ring_values import Chunks, Handed, judge_all_gather, judge_all_reduce, judge_reduce_scatter
 
 MARGIN = 3  # elements of a larger storage before and after what is handed in
 CANARY = 77
@@ -83,12 +83,13 @@ class TensorCase:
         tensor.copy_(parts[rank].view(tensor.shape))
         outside = torch.ones(base.shape, dtype=torch.bool)
         view(outside).fill_(False)
+        handed = Handed.of(tensor)
 
         def judge(returned: Any) -> Judged:
             touched = bool((base[outside] != CANARY).any())
-            return judge_all_reduce(tensor, parts, rank, self.data.marks, returned, touched)
+            return judge_all_reduce(handed, parts, rank, self.data.marks, returned, touched)
 
-        return Prepared((tensor,), judge, lambda: _spoil([base]))
+        return Prepared((tensor,), judge, lambda: _spoil([base, tensor]))
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class ChunksCase:
                 if owner != rank and self.garbage == "nan":
                     chunk.fill_(float("nan"))
         given = list(chunks)
+        handed = [Handed.of(chunk) for chunk in chunks]
         before = [chunk.clone() for chunk in chunks]
         margins = [base[:MARGIN] for base in bases] + [base[-MARGIN:] for base in bases]
         split = [part.split(list(self.sizes)) for part in parts]
@@ -127,7 +129,7 @@ class ChunksCase:
         def judge(returned: Any) -> Judged:
             touched = self.storage == "inner" and any(bool((margin != CANARY).any()) for margin in margins)
             judge_phase = judge_reduce_scatter if self.phase == "reduce-scatter" else judge_all_gather
-            return judge_phase(chunks, given, before, split, rank, self.data.marks, touched)
+            return judge_phase(Chunks(handed, given, before, split, rank, self.data.marks, touched))
 
         return Prepared((given,), judge, lambda: _spoil([*bases, *chunks]))
 
@@ -139,6 +141,13 @@ class ChunksCase:
         inner = base[margin : margin + len(values)]
         inner.copy_(values)
         return [base], list(inner.split(list(self.sizes)))
+
+
+def clearer(case: Case) -> Case | None:
+    """The same case with data from which whose part is where can always be read, if it has not got such data."""
+    if not isinstance(case, (TensorCase, ChunksCase)) or case.data != FLOAT32:
+        return None
+    return replace(case, data=Data("marked", torch.float64))
 
 
 def _spoil(tensors: list[torch.Tensor]) -> None:

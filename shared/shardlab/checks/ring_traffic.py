@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ..errors import CheckFailed
 from ..records import Call
 from ..theory import format_bytes
+from .notes import Case, Observation
 from .observe import Trial, line_of
 from .ring_cases import ChunksCase, TensorCase
-from .trial import Case, Observation
 
 HARMLESS_BYTES = 64  # a collective up to this size carries a flag, not the tensor
 LARGE_ENOUGH = 400  # elements a chunk from which bytes are judged: below, rounding could hide a step
@@ -47,8 +47,8 @@ def judge_calls(trial: Trial, index: int, seen: Sequence[Observation]) -> None:
         for call in one.calls:
             if not call.point_to_point and max(call.sent, call.received) > HARMLESS_BYTES:
                 moved = format_bytes(max(call.sent, call.received))
-                raise CheckFailed(
-                    trial.exercise,
+                raise trial.failed(
+                    index,
                     "calls",
                     f"{trial.at(rank, index)}: the library's {call.op} moves {moved}",
                     "send and recv (isend, irecv) only; barriers and flags are fine",
@@ -66,8 +66,8 @@ def judge_traffic(trial: Trial, case: Case, index: int, seen: Sequence[Observati
         neighbours = {(rank - 1) % n, (rank + 1) % n}
         for call in one.calls:
             if call.op == "send" and call.peer not in neighbours:
-                raise CheckFailed(
-                    trial.exercise,
+                raise trial.failed(
+                    index,
                     "calls",
                     f"{trial.at(rank, index)}: it sends to rank {call.peer}",
                     f"in a ring a rank talks to its two neighbours only, here {min(neighbours)} and {max(neighbours)}",
@@ -119,4 +119,4 @@ def _too_much(
         look = "how many steps a phase takes (N-1, not N), and what each step sends (one chunk)"
     formula = f"{'2' if phases == 2 else ''}(N-1)/N n = {most:,} bytes in {steps} message{'s' * (steps > 1)}"
     at = f"N = {n}, {trial.cases[index].name}"
-    return CheckFailed(trial.exercise, "bytes", f"{at}: {said}", f"at most {formula}", look)
+    return trial.failed(index, "bytes", f"{at}: {said}", f"at most {formula}", look)

@@ -1,144 +1,170 @@
-"""Lab 04: looks at the values that one rank ended with, and says what is wrong with them in a learner's words."""
+"""Lab 04: looks at the values that one rank ended with, and says what is wrong with them in a learner's words.
+
+What is said is what the numbers prove (whose part is missing, which chunk has come to lie where), and no guess at the
+mistake behind it: one symptom has many causes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .marked import Marks, miscounted
-from .trial import Finding, Judged, digest_of, unusable
+from .element import Place, describe
+from .marked import Marks
+from .notes import Finding, Judged
+from .trial import digest_of, unusable
 
 MarksOf = Callable[[int], Marks] | None
 IN_PLACE = "in place: write into the tensor that was handed in (a += b, a.copy_(b)); a = a + b makes a new tensor"
 
 
+@dataclass(frozen=True)
+class Handed:
+    """A tensor that was handed in, and `memory`: the memory that it stood for then, which other views see too."""
+
+    tensor: torch.Tensor
+    memory: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Handed:
+        # detach() is another view of the same memory: `tensor.data = x` leaves it where it is.
+        return cls(tensor, tensor.detach())
+
+    def moved(self, name: str) -> Finding | None:
+        """When the tensor stands for other memory now, or has another shape or type."""
+        before, now = self.memory, self.tensor.detach()
+        if now.dtype != before.dtype:
+            return Finding(f"{name} is {_dtype(now)} now", f"{_dtype(before)}, as handed in")
+        if now.shape != before.shape:
+            return Finding(f"{name} has the shape {tuple(now.shape)} now", f"{tuple(before.shape)}, as handed in")
+        if before.numel() and now.data_ptr() != before.data_ptr():
+            return Finding(
+                f"{name} stands for other memory now (its .data was replaced); the memory handed in has not changed"
+                " with it",
+                "the result in the memory that was handed in, where other views of it see it",
+                "copy_() into the tensor instead of giving it a new storage",
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """What one rank has after a phase. given: the list handed in, as it is after the call. before: the values then.
+
+    split[r][c]: rank r's chunk c. outside: whether elements of a larger storage around the chunks have changed.
+    """
+
+    handed: Sequence[Handed]
+    given: list[torch.Tensor]
+    before: list[torch.Tensor]
+    split: list[tuple[torch.Tensor, ...]]
+    rank: int
+    marks_of: MarksOf
+    outside: bool
+
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        return [one.memory for one in self.handed]
+
+    def place(self) -> Place:
+        sizes = [len(chunk) for chunk in self.before]
+        return Place(sizes)
+
+    def misplaced(self, chunk: int) -> Finding | None:
+        if chunk >= len(self.given) or self.given[chunk] is not self.handed[chunk].tensor:
+            seen = f"chunks[{chunk}] is another tensor now; the one handed in has not got the result"
+            return Finding(seen, "the result in the tensor that was handed in", IN_PLACE)
+        return self.handed[chunk].moved(f"chunks[{chunk}]")
+
+
 def judge_all_reduce(
-    tensor: torch.Tensor, parts: list[torch.Tensor], rank: int, marks_of: MarksOf, returned: Any, touched: bool
+    handed: Handed, parts: list[torch.Tensor], rank: int, marks_of: MarksOf, returned: Any, outside: bool
 ) -> Judged:
-    """tensor: what was handed in, after the call. parts[r]: rank r's values before it, flat. touched: see _outside."""
-    got, want = tensor.detach().reshape(-1), _total(parts)
+    """parts[r]: rank r's values before the call, flat. outside: as in Chunks."""
+    got, want = handed.memory.reshape(-1), _total(parts)
     judged = Judged(None, digest_of([got]), unusable(got))
     index = _first_difference(got, want, _tolerance(parts))
+    moved = handed.moved("the tensor")
     if index is None:
-        return _with(judged, _outside("the tensor") if touched else None)
+        if moved and not _same(handed.tensor, want, parts):
+            return _with(judged, moved)
+        return _with(judged, _outside("the tensor") if outside else None)
+    if moved:
+        return _with(judged, moved)
     if torch.equal(got, parts[rank]):
-        look = f"whether the steps are taken at all for this size; then {IN_PLACE}"
-        handed_back = isinstance(returned, torch.Tensor) and returned is not tensor
+        handed_back = isinstance(returned, torch.Tensor) and returned is not handed.tensor
         seen = "the tensor handed in did not change" + ("; a new one was returned" if handed_back else "")
-        return _with(judged, Finding(seen, "the sum over all ranks in that tensor", look))
-    seen, look = _element(got, want, index, len(parts), marks_of)
-    return _with(judged, Finding(f"element {index} {seen}", "the sum of every rank's part, once each", look))
+        return _with(judged, Finding(seen, "the sum over all ranks in that tensor", IN_PLACE))
+    said = describe(got, want, index, len(parts), marks_of, Place([len(got)]))
+    return _with(judged, Finding(said.seen, "the sum of every rank's part, once each", said.look, decoded=said.decoded))
 
 
-def judge_reduce_scatter(
-    chunks: list[torch.Tensor],
-    given: list[torch.Tensor],
-    before: list[torch.Tensor],
-    split: list[tuple[torch.Tensor, ...]],
-    rank: int,
-    marks_of: MarksOf,
-    touched: bool,
-) -> Judged:
-    """chunks: the tensors handed in; given: the list handed in, after the call. split[r][c]: rank r's chunk c."""
-    got = chunks[rank]
-    parts = [part[rank] for part in split]
-    judged = Judged(None, digest_of([got]), unusable(got))
+def judge_reduce_scatter(chunks: Chunks) -> Judged:
+    rank, split = chunks.rank, chunks.split
+    got, parts = chunks.memory[rank], [part[rank] for part in chunks.split]
+    complete = tuple(
+        owner
+        for owner, chunk in enumerate(chunks.memory)
+        if len(chunk) and _is_total([part[owner] for part in split], chunk)
+    )
+    judged = Judged(None, digest_of([got]), unusable(got), complete)
     index = _first_difference(got, _total(parts), _tolerance(parts))
     if index is None:
-        return _with(judged, _outside("the chunks") if touched else None)
-    if _replaced(given, rank, chunks):
-        return _with(judged, _new_tensor(rank))
-    seen, look = _element(got, _total(parts), index, len(split), marks_of)
-    complete = [
-        owner
-        for owner, chunk in enumerate(chunks)
-        if owner != rank and len(chunk) and _is_total([part[owner] for part in split], chunk)
-    ]
-    if complete:
-        seen += f"; chunk {complete[0]} is complete there instead"
-        look = "which chunk is sent first: the chunk that a rank sends first ends one place before that rank"
-    return _with(
-        judged, Finding(f"chunk {rank}, element {index} {seen}", f"on rank {rank}, chunk {rank} complete", look)
-    )
+        wrong = chunks.misplaced(rank)
+        if wrong and not (rank < len(chunks.given) and _same(chunks.given[rank], _total(parts), parts)):
+            return _with(judged, wrong)
+        return _with(judged, _outside("the chunks") if chunks.outside else None)
+    misplaced = chunks.misplaced(rank)
+    if misplaced:
+        return _with(judged, misplaced)
+    said = describe(got, _total(parts), index, len(split), chunks.marks_of, chunks.place(), rank)
+    expected = f"on rank {rank}, chunk {rank} complete"
+    return _with(judged, Finding(said.seen, expected, said.look, rank, said.decoded))
 
 
-def judge_all_gather(
-    chunks: list[torch.Tensor],
-    given: list[torch.Tensor],
-    before: list[torch.Tensor],
-    split: list[tuple[torch.Tensor, ...]],
-    rank: int,
-    marks_of: MarksOf,
-    touched: bool,
-) -> Judged:
-    """As `judge_reduce_scatter`. The finished chunk c is split[c][c]; before[c]: what it held before the call."""
-    judged = Judged(None, digest_of(chunks), any(unusable(chunk) for chunk in chunks))
-    for owner, chunk in enumerate(chunks):
-        want = split[owner][owner]
+def judge_all_gather(chunks: Chunks) -> Judged:
+    """The finished chunk c is split[c][c]."""
+    judged = Judged(None, digest_of(chunks.memory), any(unusable(chunk) for chunk in chunks.memory))
+    for owner, chunk in enumerate(chunks.memory):
+        want = chunks.split[owner][owner]
         index = _first_difference(chunk, want, 0 * want)
+        misplaced = chunks.misplaced(owner)
         if index is None:
+            if misplaced and not (owner < len(chunks.given) and _same(chunks.given[owner], want, [want])):
+                return _with(judged, misplaced)
             continue
-        if _replaced(given, owner, chunks):
-            return _with(judged, _new_tensor(owner))
-        seen, look = _gathered(chunk, want, before[owner], index, owner, rank, split, marks_of)
-        expected = f"chunk {owner} as it was on rank {owner}"
-        return _with(judged, Finding(f"chunk {owner}, element {index} {seen}", expected, look))
-    return _with(judged, _outside("the chunks") if touched else None)
+        if misplaced:
+            return _with(judged, misplaced)
+        expected = f"chunk {owner} as rank {owner} had it, in place: in the tensor that was handed in"
+        return _with(judged, _gathered(chunks, owner, index, expected))
+    return _with(judged, _outside("the chunks") if chunks.outside else None)
 
 
-def _gathered(
-    got: torch.Tensor,
-    want: torch.Tensor,
-    before: torch.Tensor,
-    index: int,
-    owner: int,
-    rank: int,
-    split: list[tuple[torch.Tensor, ...]],
-    marks_of: MarksOf,
-) -> tuple[str, str]:
-    first = "which chunk a rank may pass on: its own first, then always the one that came last"
-    if owner == rank:
-        return "has been overwritten, though it was finished", "a rank's own chunk is only sent, never received into"
-    if torch.equal(got, before):
-        return "still holds what was there before the call", f"whether the chunk arrived. Or {IN_PLACE}"
+def _gathered(chunks: Chunks, owner: int, index: int, expected: str) -> Finding:
+    got, want, before = chunks.memory[owner], chunks.split[owner][owner], chunks.before[owner]
+    at = f"chunk {owner}"
+    if owner == chunks.rank:
+        look = "a rank's own chunk is finished from the start: it is sent, never received into or added to"
+        return Finding(f"{at} has been overwritten, though it was finished", expected, look)
+    if torch.equal(got, before) or bool((got.isnan() & before.isnan()).all() and len(got)):
+        return Finding(f"{at} still holds what was there before the call", expected)
     if torch.equal(got, before + want):
-        return "has been added to what was there before", "the second phase copies; only the first one adds"
+        look = "the second phase copies; only the first one adds"
+        return Finding(f"{at} has been added to what was there before", expected, look)
     if bool(got.isnan().any()) and bool(before.isnan().any()):
         look = "what was there before the call is garbage: overwrite it, don't calculate with it"
-        return "is nan, which is what was there before the call", look
-    for other, part in enumerate(split):
+        return Finding(f"{at}, element {index} is nan, as it was before the call", expected, look)
+    for other, part in enumerate(chunks.split):
         if torch.equal(got, part[owner]):
-            return f"holds rank {other}'s unfinished copy", first
+            seen = f"{at} holds what rank {other} had there before the call, which was not finished"
+            return Finding(seen, expected, f"where rank {other} sends its chunk {owner}: it has to receive it first")
         if len(part[other]) == len(got) and torch.equal(got, part[other]):
-            return f"holds what belongs in chunk {other}", first
-    return _element(got, want, index, len(split), marks_of)[0], first
-
-
-def _element(got: torch.Tensor, want: torch.Tensor, index: int, world_size: int, marks_of: MarksOf) -> tuple[str, str]:
-    """What is wrong with one element, and where to look."""
-    value, right = got[index].item(), want[index].item()
-    digits = 8 if f"{value:.8g}" != f"{right:.8g}" else 17
-    plain = f"is {value:.{digits}g}, not {right:.{digits}g}"
-    if right and abs(value * world_size - right) <= 1e-3 * abs(right) and world_size > 1:
-        return "has been divided by N: it is the average", "the contract says sum"
-    mark = marks_of(world_size).read(value) if marks_of else None
-    if mark is None:
-        other = got.dtype not in (torch.float32, torch.int32)
-        look = "whether it becomes another dtype on the way, in a buffer or in a sum" if other else ""
-        return plain, look
-    wrong = miscounted(mark.counts)
-    if mark.position is None:
-        return "adds up parts of different elements", "in each step, is what arrives added to the chunk that was sent?"
-    right_mark = marks_of(world_size).read(right) if marks_of else None
-    if right_mark is not None and right_mark.position is not None and mark.position != right_mark.position:
-        away = mark.position - right_mark.position
-        return (
-            f"holds what belongs {abs(away)} place{'s' * (abs(away) > 1)} {'further on' if away > 0 else 'before'}",
-            ("which chunk is sent and which one receives, step by step"),
-        )
-    return (f"is wrong: {wrong}" if wrong else plain), "which chunk is sent in each step, and how many steps there are"
+            return Finding(f"{at} holds what belongs in chunk {other}", expected)
+    said = describe(got, want, index, len(chunks.split), chunks.marks_of, chunks.place(), owner, summed=False)
+    return Finding(said.seen, expected, said.look, decoded=said.decoded)
 
 
 def _total(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -170,13 +196,16 @@ def _is_total(parts: list[torch.Tensor], chunk: torch.Tensor) -> bool:
     return _first_difference(chunk, _total(parts), _tolerance(parts)) is None
 
 
-def _replaced(given: Any, index: int, chunks: list[torch.Tensor]) -> bool:
-    return index < len(given) and given[index] is not chunks[index]
+def _same(tensor: Any, want: torch.Tensor, parts: list[torch.Tensor]) -> bool:
+    """Whether what stands in a place of the handed in tensor is as right as that."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != want.dtype or tensor.numel() != want.numel():
+        return False
+    tolerance = _tolerance(parts) if len(parts) > 1 else 0 * want
+    return _first_difference(tensor.detach().reshape(-1), want, tolerance) is None
 
 
-def _new_tensor(index: int) -> Finding:
-    seen = f"chunks[{index}] is a new tensor now; the one handed in has not got the result"
-    return Finding(seen, "the result in the tensor that was handed in", IN_PLACE)
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _outside(what: str) -> Finding:
@@ -188,4 +217,4 @@ def _outside(what: str) -> Finding:
 
 
 def _with(judged: Judged, finding: Finding | None) -> Judged:
-    return Judged(finding, judged.digest, judged.unusable)
+    return Judged(finding, judged.digest, judged.unusable, judged.complete)

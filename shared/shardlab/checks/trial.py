@@ -8,109 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import pickle
-import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup, Work
 
-from ..meters import is_library, on_call
+from ..meters import caller, on_call
 from ..records import Call, Where
+from .early import Early, EarlyUse
+from .notes import Again, Begun, Case, Dropped, Endless, Issued, Observation, Prepared, Stranger, raised_note
+from .printed import Listener
+
+MOST_CALLS = 5_000  # of torch.distributed in one case; a ring in small pieces makes some hundred
+MOST_OPERATIONS = 200_000  # on tensors; adding up the largest case element by element takes some ten thousand
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong with the values on one rank, in a learner's words: what was seen, expected, and where to look."""
-
-    seen: str
-    expected: str = ""
-    look: str = ""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """digest: a hash of all values that count. Equal digests mean that two runs gave the same, bit for bit.
-
-    unusable: NaN, or an integer type's largest value, stands where a number should be: what memory holds in a trial
-    before anything has arrived.
-    """
-
-    finding: Finding | None
-    digest: str
-    unusable: bool = False
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """One rank's part of a case. judge(returned value) looks at the values; spoil() overwrites what was handed in."""
-
-    args: tuple
-    judge: Callable[[Any], Judged]
-    spoil: Callable[[], None]
-
-
-class Case(Protocol):
-    """A case is sent to every rank, so it must pickle; `prepare` runs there. name: "9 elements, float64"."""
-
-    @property
-    def name(self) -> str: ...
-
-    def prepare(self, rank: int, world_size: int) -> Prepared: ...
-
-
-@dataclass(frozen=True)
-class Begun:
-    case: int
-
-
-@dataclass(frozen=True)
-class Issued:
-    """A call of the case that is running, noted before it was issued."""
-
-    op: str
-    peer: int | None
-    numel: int
-    dtype: str
-    where: Where | None
-
-
-@dataclass(frozen=True)
-class Raised:
-    """own: the exception was raised in the learner's code itself, not in something it called."""
-
-    case: int
-    type: str
-    message: str
-    where: Where | None
-    own: bool
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A message whose handle was thrown away before anybody had waited for it: it may never be sent or arrive."""
-
-    case: int
-    call: Call
-
-
-@dataclass(frozen=True)
-class Observation:
-    """One rank's view of one case that came to its end. calls: in order, with `completed` None if nobody waited."""
-
-    case: int
-    judged: Judged
-    calls: list[Call] = field(default_factory=list)
+class EndlessError(Exception):
+    """The solution goes on and on. Since it moves, no timeout would end it."""
 
 
 class HasteError(Exception):
     """A message was never waited for. What comes after that is chance, or waiting for ever: the trial ends."""
+
+
+class StrangerError(IndexError):
+    """A message to or from a rank that is no other rank."""
 
 
 def unwaited_receives(calls: Sequence[Call]) -> list[Call]:
@@ -121,22 +49,24 @@ def run_trial(folder: str, solution: Callable, cases: Sequence[Case], copy_sends
     """What a check launches. The notes of rank r go to folder/r, one pickle after the other.
 
     copy_sends: every send gets a copy of its buffer, so that a buffer which is changed too early does no harm. The
-    difference to a run without it shows whether the solution depends on that. What the solution prints is not shown:
-    it would be printed once per case and rank.
+    difference to a run without it shows whether the solution depends on that. What the solution prints is kept by case
+    (see printed.py).
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # Fresh memory holds NaN (or the largest integer) instead of chance values: the same fault gives the same result.
     torch.use_deterministic_algorithms(True, warn_only=True)
+    warnings.simplefilter("ignore")
     if copy_sends:
         _copy_what_is_sent()
-    quiet = io.StringIO()
+    listener = Listener(folder, rank)
     with (
         (Path(folder) / str(rank)).open("wb", buffering=0) as file,
-        contextlib.redirect_stdout(quiet),
-        contextlib.redirect_stderr(quiet),
+        contextlib.redirect_stdout(listener),
+        contextlib.redirect_stderr(listener),
         _Recorder(file) as recorder,
     ):
         for index, case in enumerate(cases):
+            listener.begin(index)
             recorder.begin(index)
             _run_case(recorder, case.prepare(rank, world_size), solution)
             dist.barrier()
@@ -149,10 +79,20 @@ class _Recorder:
         self.file, self.case = file, 0
         self.calls: list[Call] = []
         self.dropped = False
+        self._by_work: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
 
     def __enter__(self) -> _Recorder:
+        plain_wait = Work.wait
+
+        def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
+            call = self._by_work.get(work)
+            if call is not None and call.completed is not None:
+                self.note(Again(self.case, call, caller()))
+            return plain_wait(work, *args, **kwargs)
+
+        Work.wait = wait  # type: ignore[assignment, method-assign]
         for name in ("send", "recv"):
-            setattr(ProcessGroup, name, self._watched(getattr(ProcessGroup, name)))
+            setattr(ProcessGroup, name, self._watched(name, getattr(ProcessGroup, name)))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -169,12 +109,25 @@ class _Recorder:
         if self.dropped:
             raise HasteError
         self.calls.append(call)
+        if len(self.calls) > MOST_CALLS:
+            self.endless(f"{MOST_CALLS:,} calls of torch.distributed")
         self.note(Issued(call.op, call.peer, call.numel, call.dtype, call.where))
 
-    def _watched(self, original: Callable) -> Callable:
-        def watched(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            work = original(group, *args, **kwargs)
+    def endless(self, what: str) -> None:
+        self.note(Endless(self.case, what, caller()))
+        raise EndlessError
+
+    def used_early(self, call: Call, where: Where | None) -> None:
+        self.note(Early(self.case, call, where))
+
+    def _watched(self, op: str, original: Callable) -> Callable:
+        def watched(group: ProcessGroup, tensors: list[torch.Tensor], peer: int, *args: Any, **kwargs: Any) -> Any:
+            if not 0 <= peer < group.size() or peer == group.rank():
+                self.note(Stranger(self.case, op, peer, caller(), alone=peer == group.rank()))
+                raise StrangerError(f"rank {peer} is no other rank: ranks are 0 to {group.size() - 1}")
+            work = original(group, tensors, peer, *args, **kwargs)
             if self.calls:
+                self._by_work[work] = self.calls[-1]
                 weakref.finalize(work, self._gone, self.case, self.calls[-1])
             return work
 
@@ -187,11 +140,13 @@ class _Recorder:
 
 
 def _run_case(recorder: _Recorder, prepared: Prepared, solution: Callable) -> None:
+    operations = f"{MOST_OPERATIONS:,} operations on tensors"
+    early = EarlyUse(recorder.used_early, MOST_OPERATIONS, lambda: recorder.endless(operations))
     try:
-        with on_call(recorder.issued):
+        with on_call(early.issued), on_call(recorder.issued), early:
             returned = solution(*prepared.args)
     except BaseException as error:
-        recorder.note(_raised(recorder.case, error))
+        recorder.note(raised_note(recorder.case, error))
         raise
     judged = prepared.judge(returned)
     # A send that is still going on would now send this.
@@ -199,27 +154,6 @@ def _run_case(recorder: _Recorder, prepared: Prepared, solution: Callable) -> No
     recorder.note(Observation(recorder.case, judged, recorder.calls))
     if recorder.dropped or unwaited_receives(recorder.calls):
         raise HasteError
-
-
-def _raised(index: int, error: BaseException) -> Raised:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not is_library(frame.filename)]
-    where = Where(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
-    return Raised(index, type(error).__name__, str(error), where, bool(own) and own[-1] is frames[-1])
-
-
-def read_notes(folder: str, rank: int) -> list[Any]:
-    """What a rank has written, up to where it stopped."""
-    notes: list[Any] = []
-    path = Path(folder) / str(rank)
-    if path.exists():
-        with path.open("rb") as file:
-            while True:
-                try:
-                    notes.append(pickle.load(file))
-                except (EOFError, pickle.UnpicklingError):
-                    break
-    return notes
 
 
 def _copy_what_is_sent() -> None:

@@ -1,0 +1,171 @@
+"""Says why a trial did not come to its end: an exception, a rank that died, ranks that wait for ever."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..errors import CheckFailed, LaunchError
+from ..records import Standing
+from .notes import Again, Begun, Endless, Issued, Observation, Raised, Stranger
+from .observe import Trial, line_at
+
+MOST_RANKS = 3  # named in one message
+MOST_CHARACTERS = 240  # of an exception's message
+
+
+def breakdown(trial: Trial) -> CheckFailed:
+    """The verdict on a trial whose `error` is set.
+
+    Raises that error when no rank had got as far as the solution: then the solution is not to blame.
+    """
+    error = trial.error
+    assert error is not None
+    if not any(trial.notes):
+        raise error
+    case, rank = _stopped(trial, error)
+    for rank_noted, note in ((rank, note) for rank, notes in enumerate(trial.notes) for note in notes):
+        if isinstance(note, Stranger):
+            return _stranger(trial, rank_noted, note)
+        if isinstance(note, Endless):
+            said = f"{trial.at(note.case, rank_noted)}: {note.what} and still not done"
+            return trial.failed(note.case, "hang", said, "a loop that ends", line_at(note.where))
+    raised = [note for note in trial.notes[rank] if isinstance(note, Raised)]
+    if raised and raised[0].type == "NotImplementedError" and raised[0].own:
+        return trial.failed(case, "not written", line_at(raised[0].where))
+    different = _different_sizes(trial)
+    if different:
+        said, call = different
+        hint = "both sides of a message mean the same chunk: as many elements, of the same dtype"
+        return trial.failed(case, "crash", f"N = {trial.world_size}, {said}", hint, line_at(call.where))
+    if raised:
+        return _raised(trial, rank, raised[0])
+    if error.kind in ("deadlock", "timeout"):
+        return _hang(trial, case, error)
+    lines = error.report.splitlines()
+    if error.kind == "disagree":
+        return trial.failed(case, "calls", f"N = {trial.world_size}: {lines[0]}", lines[-1], lines[1].strip())
+    places = [f"{one.place}: {one.source}" for one in error.ranks if one.rank == rank and one.source]
+    look = places[0] if places else _last_call(trial, rank)
+    return trial.failed(case, "crash", f"{trial.at(case, rank)}: {lines[0]}", look=look)
+
+
+def _stopped(trial: Trial, error: LaunchError) -> tuple[int, int]:
+    """The earliest case that some rank did not finish, and the rank to name."""
+    blamed = error.rank or 0
+    begun = [max((note.case for note in notes if isinstance(note, Begun)), default=0) for notes in trial.notes]
+    raised = [rank for rank, notes in enumerate(trial.notes) if any(isinstance(note, Raised) for note in notes)]
+    rank = blamed if blamed in raised or not raised or error.kind == "died" else raised[0]
+    return min(begun), rank
+
+
+def _stranger(trial: Trial, rank: int, note: Stranger) -> CheckFailed:
+    n, verb = trial.world_size, "sends to" if note.op == "send" else "receives from"
+    if note.alone:
+        said, expected = f"N = {n}: rank {rank} {verb} itself", "messages between neighbours"
+        expected += "; with N = 1 there is nothing to do" if n == 1 else f": (r + 1) % N and (r - 1) % N, with N = {n}"
+    else:
+        ranks = f"ranks are {'0 and' if n == 2 else '0 to'} {n - 1}"
+        said = f"N = {n}: rank {rank} {verb} rank {note.peer}; {ranks}: forgotten % N?"
+        expected = "the ring closes: after rank N-1 comes rank 0"
+    return trial.failed(note.case, "crash", said, expected, line_at(note.where))
+
+
+def _different_sizes(trial: Trial) -> tuple[str, Issued] | None:
+    """The first message of the last case whose two ends disagree: gloo ends the process that receives it."""
+    ends: dict[tuple[int, int, str], list[Issued]] = {}
+    for rank, notes in enumerate(trial.notes):
+        begun = [place for place, note in enumerate(notes) if isinstance(note, Begun)]
+        for note in notes[begun[-1] :] if begun else []:
+            if isinstance(note, Issued) and note.peer is not None and note.op in ("send", "recv"):
+                path = (rank, note.peer) if note.op == "send" else (note.peer, rank)
+                ends.setdefault((*path, note.op), []).append(note)
+    for (sender, receiver, op), sends in ends.items():
+        receives = ends.get((sender, receiver, "recv"), []) if op == "send" else []
+        for sent, received in zip(sends, receives, strict=False):
+            if (sent.numel, sent.dtype) != (received.numel, received.dtype):
+                said = f"rank {sender} sends {sent.numel} {sent.dtype} to rank {receiver}, which receives"
+                return f"{said} {received.numel} {received.dtype}", received
+    return None
+
+
+_EXPECTED = {
+    "view size is not compatible": "view(-1) needs a contiguous tensor; reshape(-1) makes a copy if it must",
+    "contiguous": "a message is one block of memory: send and recv take contiguous tensors only",
+    "does not require grad": "the collective works on the numbers: use detach() or torch.no_grad()",
+    "zero-dimensional": "a 0-d tensor has no dimension to cut: flatten it first",
+    "0 dimension": "a 0-d tensor has no dimension to cut: flatten it first",
+    "Invalid destination rank": "ranks run from 0 to N-1, and a rank does not send to itself",
+    "rank should not be the same": "a rank cannot send to itself: with N = 1 there is nothing to do",
+    "must match the size": "tensors of one size: two chunks can differ in size, by their number",
+}
+
+
+def _raised(trial: Trial, rank: int, raised: Raised) -> CheckFailed:
+    text = re.sub(r"\[enforce fail at [^\]]*\] ", "", (raised.message.strip().splitlines() or [""])[0])
+    expected = next((hint for words, hint in _EXPECTED.items() if words in raised.message), "")
+    short = [f"{name} has {length}" for name, length in raised.lists if length != trial.world_size]
+    if short:
+        expected = f"a chunk for each of the {trial.world_size} ranks; here {', '.join(short[:2])}"
+    look = line_at(raised.where) or _last_call(trial, rank)
+    look += f"; called in {line_at(raised.caller)}" if raised.caller else ""
+    said = f"{trial.at(raised.case, rank)}: {raised.type}: {text[:MOST_CHARACTERS]}"
+    return trial.failed(raised.case, "crash", said, expected, look)
+
+
+def _hang(trial: Trial, case: int, error: LaunchError) -> CheckFailed:
+    """The launch's report, condensed: who waits for whom, the usual cause, the line of the first rank that waits."""
+    returned = [rank for rank, notes in enumerate(trial.notes) if _has_returned(notes)]
+    stuck = [standing for standing in error.ranks if standing.rank not in returned]
+    said = [f"rank {one.rank} {f'waits in {one.call}' if one.call else f'was {one.doing}'}" for one in stuck]
+    said += [f"rank {rank} had returned" for rank in returned]
+    more = f"; and {len(said) - MOST_RANKS} more" if len(said) > MOST_RANKS else ""
+    lines = error.report.splitlines()
+    cause = next((line.partition(": ")[2] for line in lines if line.startswith("Usual cause")), lines[0])
+    again = [note for notes in trial.notes for note in notes[-1:] if isinstance(note, Again)]
+    if again:
+        said_again = f"{trial.at(case)}: rank {again[0].call.rank} waits a second time for the same message"
+        expected = "one wait() for each handle: with gloo, a second one never returns"
+        return trial.failed(case, "hang", said_again, expected, line_at(again[0].where))
+    computing = [one for one in stuck if one.doing == "computing"]
+    if error.kind == "timeout" and computing:
+        cause = _endless(computing)
+    else:
+        cause = _uneven(trial, [one.rank for one in stuck]) or cause
+    line = next((f"{one.place}: {one.source}" for one in computing + stuck if one.source), "")
+    seen = f"{trial.at(case)}: {'; '.join(said[:MOST_RANKS])}{more}"
+    return trial.failed(case, "hang", seen, cause, line)
+
+
+def _uneven(trial: Trial, stuck: list[int]) -> str:
+    """The sends and receives between two ranks that do not match in number, if there are any."""
+    issued: dict[tuple[int, int, str], int] = {}
+    for rank, notes in enumerate(trial.notes):
+        begun = max((place for place, note in enumerate(notes) if isinstance(note, Begun)), default=0)
+        for note in notes[begun:]:
+            if isinstance(note, Issued) and note.op in ("send", "recv") and note.peer is not None:
+                path = (rank, note.peer) if note.op == "send" else (note.peer, rank)
+                issued[*path, note.op] = issued.get((*path, note.op), 0) + 1
+    said = []
+    for source, target in sorted({(source, target) for source, target, _ in issued}):
+        sends, receives = issued.get((source, target, "send"), 0), issued.get((source, target, "recv"), 0)
+        if sends != receives and (source in stuck or target in stuck):
+            counted = f"{sends} send{'s' * (sends != 1)} and {receives} recv{'s' * (receives != 1)}"
+            said.append(f"{counted} from rank {source} to rank {target}")
+    more = f", and {len(said) - MOST_RANKS} more" if len(said) > MOST_RANKS else ""
+    return f"a recv for every send; so far {', '.join(said[:MOST_RANKS])}{more}" if said else ""
+
+
+def _endless(computing: list[Standing]) -> str:
+    if any("is_completed" in one.source for one in computing):
+        return "wait(): with gloo, is_completed() does not turn True by itself"
+    return "a loop that ends: nothing has moved any more, no message and no operation on a tensor"
+
+
+def _has_returned(notes: list[Any]) -> bool:
+    return bool(notes) and isinstance(notes[-1], Observation)
+
+
+def _last_call(trial: Trial, rank: int) -> str:
+    calls = [note for note in trial.notes[rank] if isinstance(note, Issued)]
+    return line_at(calls[-1].where) if calls else ""

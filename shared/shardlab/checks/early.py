@@ -1,0 +1,88 @@
+"""Inside a rank: sees a message's buffer used before the message is through, and in which line.
+
+This explains values that depend on luck; it does not judge. A debugging print of a buffer harms nobody, and a ring may
+know from a later message that an earlier send is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..meters import caller
+from ..records import Call, Where
+
+_SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "is_same_size", "sym_")
+
+
+@dataclass(frozen=True)
+class Early:
+    """call: a receive whose buffer was read or written, or a send whose buffer was written, before wait()."""
+
+    case: int
+    call: Call
+    where: Where | None
+
+
+class EarlyUse(TorchDispatchMode):
+    """Calls `tell(call, where)` once for every message whose buffer is used too early.
+
+    Calls `endless()` when there have been more than `most` operations.
+    """
+
+    def __init__(self, tell: Callable[[Call, Where | None], None], most: int, endless: Callable[[], None]) -> None:
+        super().__init__()
+        self._tell, self._left, self._endless = tell, most, endless
+        self._open: list[tuple[Call, torch.Tensor]] = []
+
+    def issued(self, call: Call, tensor: torch.Tensor | None) -> None:
+        """To be told of every call, before it is issued."""
+        if not call.point_to_point or tensor is None or not tensor.numel():
+            return
+        self._used(tensor, written=call.op == "recv")
+        self._open.append((call, tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            self._endless()
+        if self._open and func.namespace == "aten" and not any(part in func.__name__ for part in _SHAPE_ONLY):
+            for tensor, written in _uses(func, args, kwargs or {}):
+                self._used(tensor, written)
+        return func(*args, **(kwargs or {}))
+
+    def _used(self, tensor: torch.Tensor, written: bool) -> None:
+        self._open = [(call, buffer) for call, buffer in self._open if call.completed is None]
+        for call, buffer in list(self._open):
+            if (call.op == "recv" or written) and _overlap(tensor, buffer):
+                self._open = [one for one in self._open if one[0] is not call]
+                self._tell(call, caller())
+
+
+def _uses(func: Any, args: tuple, kwargs: dict) -> Iterator[tuple[torch.Tensor, bool]]:
+    """The tensors that an operation reads (False) or writes (True); a view of one does neither."""
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        alias = argument.alias_info
+        if alias is not None and not alias.is_write:
+            continue
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, torch.Tensor):
+                yield one, alias is not None
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    (first, last), (begin, end) = _extent(one), _extent(other)
+    return first < end and begin < last
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses from its first byte to behind its last."""
+    if not tensor.numel():
+        return (0, 0)
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
