@@ -71,7 +71,7 @@ def describe(
     if mark is None or right_mark is None or right_mark.position is None:
         digits = 8 if f"{value:.8g}" != f"{right:.8g}" else 17
         plain = f"{here} is {value:.{digits}g}, not {right:.{digits}g}"
-        near = value and abs(value - right) <= 1e-2 * abs(right) and got.dtype not in (torch.float32, torch.int32)
+        near = value and abs(value - right) <= 1e-2 * abs(right)
         return Said(plain, "whether it becomes another dtype on the way: digits have been lost" if near else "")
     return Said(f"{here} {_parts(mark, right_mark, place, summed)}", decoded=True)
 

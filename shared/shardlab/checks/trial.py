@@ -85,6 +85,8 @@ class _Recorder:
         plain_wait = Work.wait
 
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
+            if self.dropped:
+                raise HasteError
             call = self._by_work.get(work)
             if call is not None and call.completed is not None:
                 self.note(Again(self.case, call, caller()))
