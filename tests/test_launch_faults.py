@@ -837,11 +837,12 @@ def ends_right(process: subprocess.Popen, says: str = "right") -> str:
     return out
 
 
-def wait_for(process: subprocess.Popen, text: str) -> None:
+def wait_for(process: subprocess.Popen, text: str) -> str:
+    """Reads lines until one contains `text`; that line."""
     assert process.stdout is not None
     for line in process.stdout:
         if text in line:
-            return
+            return line
     raise AssertionError(f"{text!r} never came")
 
 
@@ -903,31 +904,33 @@ def test_interrupt_while_starting(after: float) -> None:
     gone(mark)
 
 
-def test_a_killed_notebook_takes_everything_with_it() -> None:
+def test_a_killed_notebook_takes_everything_with_it(tmp_path) -> None:
     """Also what a rank has started, and although a process forked from the notebook holds copies of its pipes."""
     mark = f"killed {os.getpid()}"
     body = """
     def with_children():
         import subprocess
         subprocess.Popen(["sleep", "1000"])
+        open(f"begun-{dist.get_rank()}", "w").close()
         waits()
-    if os.fork() == 0:
+    threading.Thread(target=lambda: launch(with_children, 3, timeout=600)).start()
+    while len(os.listdir()) < 3:
+        time.sleep(0.05)
+    forked = os.fork()
+    if forked == 0:
         time.sleep(60)
         os._exit(0)
-    launch(with_children, 3, timeout=600)
+    print("forked", forked, "end", flush=True)
     """
-    process = script(body, SHARDLAB_TEST_PROCESS=mark)
-    wait_for(process, "running")
-    servers = psutil.Process(process.pid).children()
-    ranks = [each for each in descendants(mark, servers=True) if each not in servers and each.pid != process.pid]
-    assert len(ranks) >= 3
+    process = script(body, cwd=str(tmp_path), SHARDLAB_TEST_PROCESS=mark)
+    forked = int(wait_for(process, "forked").split()[1])
+    own = {forked, process.pid, *(child.pid for child in psutil.Process(process.pid).children())}
+    ranks = [each for each in descendants(mark, servers=True) if each.pid not in own]
+    assert len(ranks) >= 6  # three ranks and what they started
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(ranks, timeout=5)
-    for each in servers:  # the forkserver's pipe is one of those that the forked process holds
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "forkserver" not in " ".join(each.cmdline()):
-                each.kill()
+    os.kill(forked, signal.SIGKILL)  # the forkserver's pipe is one of those that it holds
     assert not alive
     gone(mark)
 
@@ -956,14 +959,14 @@ def test_stray_files_beside_the_notebook(tmp_path) -> None:
     for name in ("socket", "random", "select", "pickle", "queue", "signal", "types", "typing", "copy"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('a stray file')\n")
     (tmp_path / "mine.py").write_text("VALUE = 7\n")
-    body = """
-    sys.path.insert(0, "")
+    body = f"""
+    os.chdir({str(tmp_path)!r})  # only now, for this script has sys.path[0] == "", as a notebook has
     def own():
         import mine, sched, wave
         return mine.VALUE
     print(launch(own).results, launch(total).results, "right")
     """
-    assert "[7, 7] [2.0, 2.0] right" in ends_right(script(body, cwd=str(tmp_path), PYTHONSAFEPATH="1"))
+    assert "[7, 7] [2.0, 2.0] right" in ends_right(script(body))
 
 
 def unshared(*options: str) -> tuple[str, ...]:
@@ -981,6 +984,23 @@ def test_only_loopback_is_up_and_the_host_name_does_not_resolve() -> None:
     prefix = (*unshared("-nu"), "sh", "-c", 'ip link set lo up && hostname nowhere.invalid && exec "$@"', "sh")
     body = 'import socket\nprint(socket.gethostname(), launch(total, 3).results, "right")'
     assert "nowhere.invalid [3.0, 3.0, 3.0] right" in ends_right(script(body, prefix))
+
+
+def test_ranks_talk_over_loopback_whatever_the_host_name_means(tmp_path) -> None:
+    (tmp_path / "hosts").write_text("10.9.9.9 elsewhere\n127.0.0.1 localhost\n")
+    setting = (
+        "ip link set lo up && ip addr add 10.9.9.9/32 dev lo && hostname elsewhere && "
+        'mount --bind "$1" /etc/hosts && shift && exec "$@"'
+    )
+    prefix = (*unshared("-num"), "sh", "-c", setting, "sh", str(tmp_path / "hosts"))
+    body = """
+    import psutil, socket
+    def addresses():
+        total()
+        return sorted({link.laddr.ip for link in psutil.Process().net_connections("inet")})
+    print(socket.gethostbyname(socket.gethostname()), launch(addresses).results, "right")
+    """
+    assert "10.9.9.9 [['127.0.0.1'], ['127.0.0.1']] right" in ends_right(script(body, prefix))
 
 
 def test_read_only_folder_and_small_dev_shm(tmp_path) -> None:

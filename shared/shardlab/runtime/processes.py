@@ -13,6 +13,7 @@ import multiprocessing.resource_tracker
 import multiprocessing.spawn
 import os
 import signal
+import sys
 import sysconfig
 import threading
 import time
@@ -37,9 +38,10 @@ def warm_up() -> None:
     """Waits until the forkserver has imported torch, the first time. May be interrupted: no rank exists yet."""
     if start_method() != "forkserver" or os.getpid() in _warm:
         return
-    multiprocessing.resource_tracker.ensure_running()  # here, because it lifts the block on interrupts
-    with _starting, _as_ranks_are_started(), _interrupts_blocked():
-        multiprocessing.forkserver.ensure_running()  # it inherits the block, or an interrupt would end its imports
+    with _starting, _as_ranks_are_started():
+        multiprocessing.resource_tracker.ensure_running()  # now, because it lifts the block on interrupts
+        with _interrupts_blocked():
+            multiprocessing.forkserver.ensure_running()  # it inherits the block, or an interrupt would end its imports
     probe = multiprocessing.get_context("forkserver").Process(target=_nothing, daemon=True)
     with _starting, _as_ranks_are_started():
         probe.start()
@@ -97,7 +99,8 @@ def _as_ranks_are_started() -> Iterator[None]:
         for key in ("init_main_from_name", "init_main_from_path", "main_path", "dir"):
             data.pop(key, None)
         standard = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
-        data["sys_path"] = sorted(data["sys_path"], key=lambda entry: not _is_standard(entry, standard))
+        places = [entry or os.getcwd() for entry in sys.path]
+        data["sys_path"] = sorted(places, key=lambda entry: not _is_standard(entry, standard))
         return data
 
     multiprocessing.spawn.get_preparation_data = preparation_data
