@@ -120,13 +120,14 @@ class Monitor:
         """Notes what everyone does at a fault, and gives others a moment to report theirs."""
         self.faults.statuses = self.board.statuses()
         self.faults.positions = self._ask(range(len(self.ranks)))
-        if self.faults.failures or self.faults.deaths:
+        if not (self.faults.deadlock or self.faults.timed_out or self.faults.interrupted):
             deadline = time.monotonic() + GRACE_SECONDS
             while time.monotonic() < deadline and len(self._settled) < len(self.ranks):
                 self._listen(POLL_SECONDS)
             if not self.faults.deaths:  # by now the others wait for the one that failed; after a death they raise
                 self.faults.statuses = self.board.statuses()
-            self.faults.disagreement = disagreement.first_difference(self._histories(), self.faults.statuses)
+            difference = disagreement.first_difference(self._histories(), self.faults.statuses)
+            self.faults.disagreement = difference or self.faults.disagreement
         self.faults.waits = {
             status.rank: missing(status, self.faults.statuses, partial(history.posted, self.board))
             for status in self.faults.statuses
