@@ -29,13 +29,18 @@ MODULES = {
         "ring_wrong_all_gather",
         "ring_wrong_all_reduce",
         "ring_wrong_handles",
+        "ring_wrong_memory",
+        "ring_right_ways",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Specimen:
-    """One solution. For a wrong one: the reason a check must give, and a regular expression its message must match."""
+    """One solution. For a wrong one: the reason a check must give, and a regular expression its message must match.
+
+    patience: seconds without progress after which a check gives up, where the specimen makes it wait for that.
+    """
 
     exercise: str
     name: str
@@ -43,6 +48,7 @@ class Specimen:
     about: str
     reason: str = ""
     says: str = ""
+    patience: float | None = None
 
     @property
     def wrong(self) -> bool:
@@ -52,18 +58,18 @@ class Specimen:
 _registered: list[Specimen] = []
 
 
-def _register(solution: Callable, exercise: str, reason: str, says: str) -> None:
+def _register(solution: Callable, exercise: str, reason: str, says: str, patience: float | None = None) -> None:
     about = " ".join((solution.__doc__ or "").split())
     if not about:
         raise ValueError(f"{solution.__name__} has no docstring: say in one line what it does")
-    _registered.append(Specimen(exercise, solution.__name__, solution, about, reason, says))
+    _registered.append(Specimen(exercise, solution.__name__, solution, about, reason, says, patience))
 
 
-def wrong(exercise: str, *, reason: str, says: str) -> Callable:
+def wrong(exercise: str, *, reason: str, says: str, patience: float | None = None) -> Callable:
     """Registers a solution that the check of `exercise` must reject with `reason`, in words that match `says`."""
 
     def decorate(solution: Callable) -> Callable:
-        _register(solution, exercise, reason, says)
+        _register(solution, exercise, reason, says, patience)
         return solution
 
     return decorate

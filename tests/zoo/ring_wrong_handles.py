@@ -57,7 +57,7 @@ def ag_waits_for_the_last_send_only(chunks):
         sending.wait()
 
 
-@wrong(AR, reason="order", says=r"wait\(\) for a receive")
+@wrong(AR, reason="order", says=r"(?s)before wait\(\) has returned.*irecv.*; used in .*mine \+= incoming")
 def ar_waits_after_the_sum(tensor):
     """Waits for both handles, but only after it has added what one of them was to bring."""
     rank, n, to, source = ring()
@@ -103,3 +103,83 @@ def ar_second_phase_never_waits(tensor):
             _kept.append(dist.isend(chunks[(rank - step) % n], to))
 
     run_both(tensor, ring_reduce_scatter, all_gather)
+
+
+@wrong(AG, reason="order", says=r"drops its handle")
+def ag_never_waits_for_a_send(chunks):
+    """Gives every handle a name and waits for none of the sends."""
+    rank, n, to, source = ring()
+    for step in range(n - 1):
+        receiving = dist.irecv(chunks[(rank - step - 1) % n], source)
+        sending = dist.isend(chunks[(rank - step) % n], to)  # noqa: F841
+        receiving.wait()
+
+
+@wrong(RS, reason="order", says=r"N = 3(?s:.*)drops its handle")
+def rs_dictionary_with_one_key(chunks):
+    """Keeps its sends in a dictionary, all under the same key."""
+    rank, n, to, source = ring()
+    handles = {}
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 2) % n]
+        incoming = torch.empty_like(mine)
+        handles["send"] = dist.isend(chunks[(rank - step - 1) % n], to)
+        dist.recv(incoming, source)
+        mine += incoming
+    for handle in handles.values():
+        handle.wait()
+
+
+@wrong(AG, reason="order", says=r"drops its handle")
+def ag_waits_for_the_last_of_a_list(chunks):
+    """Keeps all handles in a list until the end, and waits for the last."""
+    rank, n, to, source = ring()
+    sends = []
+    for step in range(n - 1):
+        sends.append(dist.isend(chunks[(rank - step) % n], to))
+        dist.recv(chunks[(rank - step - 1) % n], source)
+    if sends:
+        sends[-1].wait()
+
+
+@wrong(RS, reason="order", says=r"before wait\(\) has returned")
+def rs_waits_when_the_loop_is_over(chunks):
+    """Collects all handles and waits for all of them, when everything has been added."""
+    rank, n, to, source = ring()
+    handles = []
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 2) % n]
+        incoming = torch.empty_like(mine)
+        handles.append(dist.irecv(incoming, source))
+        handles.append(dist.isend(chunks[(rank - step - 1) % n], to))
+        mine += incoming
+    for handle in handles:
+        handle.wait()
+
+
+@wrong(RS, reason="hang", says=r"waits a second time for the same message", patience=2)
+def rs_waits_twice(chunks):
+    """Waits for a send in the loop and once more at the end."""
+    rank, n, to, source = ring()
+    sends = []
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 2) % n]
+        incoming = torch.empty_like(mine)
+        sends.append(dist.isend(chunks[(rank - step - 1) % n], to))
+        dist.recv(incoming, source)
+        sends[-1].wait()
+        mine += incoming
+    for sending in sends:
+        sending.wait()
+
+
+@wrong(AG, reason="hang", says=r"(?s)is_completed\(\) does not turn True.*while not receiving.is_completed", patience=2)
+def ag_polls(chunks):
+    """Asks again and again whether the message is there, instead of waiting for it."""
+    rank, n, to, source = ring()
+    for step in range(n - 1):
+        receiving = dist.irecv(chunks[(rank - step - 1) % n], source)
+        sending = dist.isend(chunks[(rank - step) % n], to)
+        while not receiving.is_completed():
+            pass
+        sending.wait()

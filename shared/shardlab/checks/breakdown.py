@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import CheckFailed, LaunchError
 from ..records import Standing
 from .notes import Again, Begun, Endless, Issued, Observation, Raised, Stranger
-from .observe import Trial, line_at
+from .observe import TIMEOUT, Trial, line_at
 
 MOST_RANKS = 3  # named in one message
 MOST_CHARACTERS = 240  # of an exception's message
@@ -30,7 +30,9 @@ def breakdown(trial: Trial) -> CheckFailed:
         if isinstance(note, Endless):
             said = f"{trial.at(note.case, rank_noted)}: {note.what} and still not done"
             return trial.failed(note.case, "hang", said, "a loop that ends", line_at(note.where))
-    raised = [note for note in trial.notes[rank] if isinstance(note, Raised)]
+    # When waits were the fault, what ranks raised while they were being ended says nothing.
+    waited = error.kind in ("deadlock", "timeout")
+    raised = [note for note in trial.notes[rank] if isinstance(note, Raised) and not waited]
     if raised and raised[0].type == "NotImplementedError" and raised[0].own:
         return trial.failed(case, "not written", line_at(raised[0].where))
     different = _different_sizes(trial)
@@ -40,7 +42,7 @@ def breakdown(trial: Trial) -> CheckFailed:
         return trial.failed(case, "crash", f"N = {trial.world_size}, {said}", hint, line_at(call.where))
     if raised:
         return _raised(trial, rank, raised[0])
-    if error.kind in ("deadlock", "timeout"):
+    if waited:
         return _hang(trial, case, error)
     lines = error.report.splitlines()
     if error.kind == "disagree":
@@ -97,7 +99,9 @@ _EXPECTED = {
     "0 dimension": "a 0-d tensor has no dimension to cut: flatten it first",
     "Invalid destination rank": "ranks run from 0 to N-1, and a rank does not send to itself",
     "rank should not be the same": "a rank cannot send to itself: with N = 1 there is nothing to do",
-    "must match the size": "tensors of one size: two chunks can differ in size, by their number",
+    "must match the size": "tensors of one size: two chunks can differ in size",
+    "match the broadcast shape": "tensors of one size: two chunks can differ in size",
+    "to be equal size": "chunks can differ in size",
 }
 
 
@@ -130,15 +134,25 @@ def _hang(trial: Trial, case: int, error: LaunchError) -> CheckFailed:
     computing = [one for one in stuck if one.doing == "computing"]
     if error.kind == "timeout" and computing:
         cause = _endless(computing)
-    else:
-        cause = _uneven(trial, [one.rank for one in stuck]) or cause
+    elif returned or not _nobody_could(trial, stuck):
+        # In the check's own barrier stands who has returned; the report cannot know that.
+        cause = _uneven(trial, [one.rank for one in stuck])
     line = next((f"{one.place}: {one.source}" for one in computing + stuck if one.source), "")
     seen = f"{trial.at(case)}: {'; '.join(said[:MOST_RANKS])}{more}"
     return trial.failed(case, "hang", seen, cause, line)
 
 
-def _uneven(trial: Trial, stuck: list[int]) -> str:
-    """The sends and receives between two ranks that do not match in number, if there are any."""
+def _nobody_could(trial: Trial, stuck: list[Standing]) -> bool:
+    """Whether all wait in a send, or all in a receive and nothing was sent: then the report's usual cause is right."""
+    if all(one.call.startswith("send") for one in stuck):
+        return True
+    if all(one.call.startswith("recv") for one in stuck):
+        return not any(op == "send" for _, _, op in _issued(trial))
+    return not any(one.call.startswith(("send", "recv")) for one in stuck)
+
+
+def _issued(trial: Trial) -> dict[tuple[int, int, str], int]:
+    """The messages of the last case: by sender, receiver, and which of the two has issued them."""
     issued: dict[tuple[int, int, str], int] = {}
     for rank, notes in enumerate(trial.notes):
         begun = max((place for place, note in enumerate(notes) if isinstance(note, Begun)), default=0)
@@ -146,20 +160,27 @@ def _uneven(trial: Trial, stuck: list[int]) -> str:
             if isinstance(note, Issued) and note.op in ("send", "recv") and note.peer is not None:
                 path = (rank, note.peer) if note.op == "send" else (note.peer, rank)
                 issued[*path, note.op] = issued.get((*path, note.op), 0) + 1
-    said = []
+    return issued
+
+
+def _uneven(trial: Trial, stuck: list[int]) -> str:
+    """The sends and receives between two ranks that do not match in number."""
+    issued, said = _issued(trial), []
     for source, target in sorted({(source, target) for source, target, _ in issued}):
         sends, receives = issued.get((source, target, "send"), 0), issued.get((source, target, "recv"), 0)
         if sends != receives and (source in stuck or target in stuck):
             counted = f"{sends} send{'s' * (sends != 1)} and {receives} recv{'s' * (receives != 1)}"
             said.append(f"{counted} from rank {source} to rank {target}")
     more = f", and {len(said) - MOST_RANKS} more" if len(said) > MOST_RANKS else ""
-    return f"a recv for every send; so far {', '.join(said[:MOST_RANKS])}{more}" if said else ""
+    if not said:
+        return "as many sends as recvs have been made, but they do not meet: by their tags, or in their order"
+    return f"a recv for every send; so far {', '.join(said[:MOST_RANKS])}{more}"
 
 
 def _endless(computing: list[Standing]) -> str:
     if any("is_completed" in one.source for one in computing):
         return "wait(): with gloo, is_completed() does not turn True by itself"
-    return "a loop that ends: nothing has moved any more, no message and no operation on a tensor"
+    return f"code that ends: for {TIMEOUT:g} s nothing has moved, no message and no operation on a tensor"
 
 
 def _has_returned(notes: list[Any]) -> bool:

@@ -68,9 +68,10 @@ class Marks:
             return Mark(counts, high // digits - 1)
         # Digit r of the high half is p + 1 for a part of element p, unless two have been added or it overflowed.
         places = self._digits(high)
-        readable = base > MOST_ELEMENTS and max(counts) == 1 and high < base**self.world_size
-        if not readable or [place > 0 for place in places] != [count > 0 for count in counts]:
+        if base <= MOST_ELEMENTS or max(counts) > 1:
             return Mark(counts, None)
+        if high >= base**self.world_size or [place > 0 for place in places] != [count > 0 for count in counts]:
+            return None
         return Mark(counts, None, tuple(place - 1 if place else None for place in places))
 
     def _digits(self, number: int) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Endless:
-    """The function was ended, because it did far more than its task needs. what: "5,000 calls of ..." """
+    """The function was ended, because it did far more than its task needs. what: "3,000 calls of ..." """
 
     case: int
     what: str

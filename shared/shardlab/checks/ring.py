@@ -157,7 +157,7 @@ class Contract:
         finding = seen[rank].judged.finding
         assert finding is not None
         clear = twins[rank].judged.finding if twins else None
-        if clear and clear.decoded and finding.decoded:
+        if clear and finding.decoded:
             finding, seen = clear, twins or seen
         if not any(one.calls for one in seen):
             finding = replace(finding, look="no rank sent anything", chunk=None)

@@ -79,6 +79,7 @@ class TensorCase:
         shape, view = VIEWS[self.view]
         base = torch.full(shape(self.count), CANARY, dtype=self.data.dtype)
         tensor = view(base)
+        base = base.detach()  # the tensor's shape and storage are in the solution's hands
         parts = self.data.parts(self.count, world_size)
         tensor.copy_(parts[rank].view(tensor.shape))
         outside = torch.ones(base.shape, dtype=torch.bool)
@@ -152,7 +153,7 @@ def clearer(case: Case) -> Case | None:
 
 def _spoil(tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
-        tensor.fill_(float("nan") if tensor.is_floating_point() else 99)
+        tensor.detach().fill_(float("nan") if tensor.is_floating_point() else 99)
 
 
 def balanced(count: int, world_size: int) -> tuple[int, ...]:

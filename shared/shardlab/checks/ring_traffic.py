@@ -13,6 +13,7 @@ from .observe import Trial, line_of
 from .ring_cases import ChunksCase, TensorCase
 
 HARMLESS_BYTES = 64  # a collective up to this size carries a flag, not the tensor
+HARMLESS_TOTAL = 1024  # all flags of a case together
 LARGE_ENOUGH = 400  # elements a chunk from which bytes are judged: below, rounding could hide a step
 
 
@@ -44,9 +45,13 @@ def sent_by_busiest(seen: Sequence[Observation]) -> Traffic:
 def judge_calls(trial: Trial, index: int, seen: Sequence[Observation]) -> None:
     """Raises CheckFailed("calls") when a collective of the library carries the data."""
     for rank, one in enumerate(seen):
+        total = 0.0
         for call in one.calls:
-            if not call.point_to_point and max(call.sent, call.received) > HARMLESS_BYTES:
-                moved = format_bytes(max(call.sent, call.received))
+            moves = 0.0 if call.point_to_point else max(call.sent, call.received)
+            total += moves
+            if moves > HARMLESS_BYTES or total > HARMLESS_TOTAL:
+                moved = format_bytes(moves if moves > HARMLESS_BYTES else total)
+                moved += "" if moves > HARMLESS_BYTES else ", by and by"
                 raise trial.failed(
                     index,
                     "calls",

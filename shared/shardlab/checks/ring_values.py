@@ -33,13 +33,18 @@ class Handed:
         # detach() is another view of the same memory: `tensor.data = x` leaves it where it is.
         return cls(tensor, tensor.detach())
 
-    def moved(self, name: str) -> Finding | None:
-        """When the tensor stands for other memory now, or has another shape or type."""
+    def reshaped(self, name: str) -> Finding | None:
+        """When the tensor has another shape or type now."""
         before, now = self.memory, self.tensor.detach()
         if now.dtype != before.dtype:
             return Finding(f"{name} is {_dtype(now)} now", f"{_dtype(before)}, as handed in")
         if now.shape != before.shape:
             return Finding(f"{name} has the shape {tuple(now.shape)} now", f"{tuple(before.shape)}, as handed in")
+        return None
+
+    def moved(self, name: str) -> Finding | None:
+        """When the tensor stands for other memory now."""
+        before, now = self.memory, self.tensor.detach()
         if before.numel() and now.data_ptr() != before.data_ptr():
             return Finding(
                 f"{name} stands for other memory now (its .data was replaced); the memory handed in has not changed"
@@ -73,11 +78,16 @@ class Chunks:
         sizes = [len(chunk) for chunk in self.before]
         return Place(sizes)
 
+    @property
+    def unchanged(self) -> bool:
+        return all(torch.equal(now, then) for now, then in zip(self.memory, self.before, strict=True))
+
     def misplaced(self, chunk: int) -> Finding | None:
         if chunk >= len(self.given) or self.given[chunk] is not self.handed[chunk].tensor:
             seen = f"chunks[{chunk}] is another tensor now; the one handed in has not got the result"
             return Finding(seen, "the result in the tensor that was handed in", IN_PLACE)
-        return self.handed[chunk].moved(f"chunks[{chunk}]")
+        name = f"chunks[{chunk}]"
+        return self.handed[chunk].reshaped(name) or self.handed[chunk].moved(name)
 
 
 def judge_all_reduce(
@@ -87,7 +97,9 @@ def judge_all_reduce(
     got, want = handed.memory.reshape(-1), _total(parts)
     judged = Judged(None, digest_of([got]), unusable(got))
     index = _first_difference(got, want, _tolerance(parts))
-    moved = handed.moved("the tensor")
+    moved, reshaped = handed.moved("the tensor"), handed.reshaped("the tensor")
+    if reshaped:
+        return _with(judged, reshaped)
     if index is None:
         if moved and not _same(handed.tensor, want, parts):
             return _with(judged, moved)
@@ -120,9 +132,11 @@ def judge_reduce_scatter(chunks: Chunks) -> Judged:
     misplaced = chunks.misplaced(rank)
     if misplaced:
         return _with(judged, misplaced)
+    if chunks.unchanged:
+        return _with(judged, Finding("no chunk has changed", f"on rank {rank}, chunk {rank} complete", IN_PLACE))
     said = describe(got, _total(parts), index, len(split), chunks.marks_of, chunks.place(), rank)
     expected = f"on rank {rank}, chunk {rank} complete"
-    return _with(judged, Finding(said.seen, expected, said.look, rank, said.decoded))
+    return _with(judged, Finding(said.seen, expected, said.look, rank if said.decoded else None, said.decoded))
 
 
 def judge_all_gather(chunks: Chunks) -> Judged:
@@ -146,7 +160,12 @@ def judge_all_gather(chunks: Chunks) -> Judged:
 def _gathered(chunks: Chunks, owner: int, index: int, expected: str) -> Finding:
     got, want, before = chunks.memory[owner], chunks.split[owner][owner], chunks.before[owner]
     at = f"chunk {owner}"
+    if chunks.unchanged:
+        return Finding("no chunk has changed", expected, IN_PLACE)
     if owner == chunks.rank:
+        said = describe(got, want, index, len(chunks.split), None, chunks.place(), owner, summed=False)
+        if said.look:
+            return Finding(said.seen, expected, said.look)
         look = "a rank's own chunk is finished from the start: it is sent, never received into or added to"
         return Finding(f"{at} has been overwritten, though it was finished", expected, look)
     if torch.equal(got, before) or bool((got.isnan() & before.isnan()).all() and len(got)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import pickle
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +26,8 @@ from .early import Early, EarlyUse
 from .notes import Again, Begun, Case, Dropped, Endless, Issued, Observation, Prepared, Stranger, raised_note
 from .printed import Listener
 
-MOST_CALLS = 5_000  # of torch.distributed in one case; a ring in small pieces makes some hundred
-MOST_OPERATIONS = 200_000  # on tensors; adding up the largest case element by element takes some ten thousand
+MOST_CALLS = 3_000  # of torch.distributed in one case; a ring in small pieces makes some hundred
+MOST_OPERATIONS = 100_000  # on tensors; adding up the largest case element by element takes some ten thousand
 
 
 class EndlessError(Exception):
@@ -79,6 +80,7 @@ class _Recorder:
         self.file, self.case = file, 0
         self.calls: list[Call] = []
         self.dropped = False
+        self._latest = threading.local()  # .call: what this thread is about to issue
         self._by_work: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
 
     def __enter__(self) -> _Recorder:
@@ -111,6 +113,7 @@ class _Recorder:
         if self.dropped:
             raise HasteError
         self.calls.append(call)
+        self._latest.call = call
         if len(self.calls) > MOST_CALLS:
             self.endless(f"{MOST_CALLS:,} calls of torch.distributed")
         self.note(Issued(call.op, call.peer, call.numel, call.dtype, call.where))
@@ -128,9 +131,10 @@ class _Recorder:
                 self.note(Stranger(self.case, op, peer, caller(), alone=peer == group.rank()))
                 raise StrangerError(f"rank {peer} is no other rank: ranks are 0 to {group.size() - 1}")
             work = original(group, tensors, peer, *args, **kwargs)
-            if self.calls:
-                self._by_work[work] = self.calls[-1]
-                weakref.finalize(work, self._gone, self.case, self.calls[-1])
+            call = getattr(self._latest, "call", None)
+            if call is not None:
+                self._by_work[work] = call
+                weakref.finalize(work, self._gone, self.case, call)
             return work
 
         return watched
