@@ -170,5 +170,5 @@ def test_an_endless_loop_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None
 
     failed, _ = failure(endless)
     assert failed.reason == "hang"
-    assert "a loop that ends" in failed.expected
+    assert "code that ends" in failed.expected
     assert "while step < 1:" in failed.look or "chunks.sort" in failed.look
