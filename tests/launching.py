@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import tempfile
@@ -32,6 +33,13 @@ def sum_of_ranks() -> float:
     x = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(x)
     return x.item()
+
+
+def line_of(fn: Callable, text: str) -> str:
+    """Where the first line with `text` of `fn` stands, as reports name it: "test_faults_of_one_rank.py, line 31"."""
+    lines, first = inspect.getsourcelines(fn)
+    name = os.path.basename(inspect.getsourcefile(fn) or "")
+    return f"{name}, line {first + next(n for n, line in enumerate(lines) if text in line)}"
 
 
 def fault(kind: str, fn: Callable, world_size: int = 3, *args: Any, **options: Any) -> LaunchError:

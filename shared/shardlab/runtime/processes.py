@@ -1,7 +1,7 @@
 """Starts the ranks' processes and makes sure that they end.
 
-Not torch.multiprocessing.start_processes: an interrupt while it starts ranks would leave behind those it has started,
-and it makes a temporary file per rank.
+With torch.multiprocessing's contexts, but not its start_processes: an interrupt while that starts ranks would leave
+behind those it has started, and it makes a temporary file per rank.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+
+import torch.multiprocessing
 
 from . import worker
 from .job import Job
@@ -42,7 +44,7 @@ def warm_up() -> None:
         multiprocessing.resource_tracker.ensure_running()  # now, because it lifts the block on interrupts
         with _interrupts_blocked():
             multiprocessing.forkserver.ensure_running()  # it inherits the block, or an interrupt would end its imports
-    probe = multiprocessing.get_context("forkserver").Process(target=_nothing, daemon=True)
+    probe = torch.multiprocessing.get_context("forkserver").Process(target=_nothing, daemon=True)
     with _starting, _as_ranks_are_started():
         probe.start()
     probe.join()
@@ -52,7 +54,7 @@ def warm_up() -> None:
 
 def start(rank: int, job: Job) -> Any:
     """The process of a rank."""
-    context: Any = multiprocessing.get_context(start_method())
+    context: Any = torch.multiprocessing.get_context(start_method())
     process = context.Process(target=worker.main, args=(rank, job), daemon=True, name=f"rank {rank}")
     with _starting, _as_ranks_are_started():
         process.start()
