@@ -56,9 +56,12 @@ def _stopped(trial: Trial, error: LaunchError) -> tuple[int, int]:
     """The earliest case that some rank did not finish, and the rank to name."""
     blamed = error.rank or 0
     begun = [max((note.case for note in notes if isinstance(note, Begun)), default=0) for notes in trial.notes]
-    raised = [rank for rank, notes in enumerate(trial.notes) if any(isinstance(note, Raised) for note in notes)]
-    rank = blamed if blamed in raised or not raised or error.kind == "died" else raised[0]
-    return min(begun), rank
+    raised = {rank: note for rank, notes in enumerate(trial.notes) for note in notes if isinstance(note, Raised)}
+    if not raised or error.kind == "died":
+        return min(begun), blamed
+    # Several ranks can raise the same at the same time: the first by number, so that the verdict is the same each time.
+    alike = [rank for rank in raised if blamed in raised and raised[rank].type == raised[blamed].type]
+    return min(begun), min(alike or raised)
 
 
 def _stranger(trial: Trial, rank: int, note: Stranger) -> CheckFailed:
