@@ -41,10 +41,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Said:
-    """decoded: whether the parts could be read off the number."""
+    """decoded: whether the parts could be read off the number; plain: the numbers then."""
 
     seen: str
     look: str = ""
+    plain: str = ""
     decoded: bool = False
 
 
@@ -68,12 +69,21 @@ def describe(
         return Said(f"{here} has been divided by N: it is the average", "the contract says sum")
     mark = marks_of(world_size).read(value) if marks_of else None
     right_mark = marks_of(world_size).read(right) if marks_of else None
+    digits = 8 if f"{value:.8g}" != f"{right:.8g}" else 17
+    plain = f"{here} is {value:.{digits}g}, not {right:.{digits}g}"
     if mark is None or right_mark is None or right_mark.position is None:
-        digits = 8 if f"{value:.8g}" != f"{right:.8g}" else 17
-        plain = f"{here} is {value:.{digits}g}, not {right:.{digits}g}"
-        near = value and abs(value - right) <= 1e-2 * abs(right)
+        lost = _fits_smaller(value, got.dtype) and not _fits_smaller(right, got.dtype)
+        near = lost and abs(value - right) <= 1e-2 * abs(right)
         return Said(plain, "whether it becomes another dtype on the way: digits have been lost" if near else "")
-    return Said(f"{here} {_parts(mark, right_mark, place, summed)}", decoded=True)
+    return Said(f"{here} {_parts(mark, right_mark, place, summed)}", plain=plain, decoded=True)
+
+
+def _fits_smaller(value: float | int, dtype: torch.dtype) -> bool:
+    """Whether a smaller floating-point type holds this number exactly."""
+    smaller = [one for one in (torch.float32, torch.float16, torch.bfloat16) if one.itemsize < dtype.itemsize]
+    if dtype == torch.int32:
+        smaller.append(torch.float32)
+    return any(torch.tensor(value, dtype=one).item() == value for one in smaller)
 
 
 def _parts(mark: Mark, right: Mark, place: Place, summed: bool) -> str:

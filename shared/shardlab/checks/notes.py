@@ -21,7 +21,7 @@ class Finding:
     """What is wrong with the values on one rank, in a learner's words: what was seen, expected, and where to look.
 
     chunk: the one that is wrong, when `Judged.complete` may tell where it is instead. decoded: whether the words say
-    whose parts the numbers hold.
+    whose parts the numbers hold; plain: the numbers themselves then.
     """
 
     seen: str
@@ -29,6 +29,7 @@ class Finding:
     look: str = ""
     chunk: int | None = None
     decoded: bool = False
+    plain: str = ""
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,10 @@ class Contract:
         finding = seen[rank].judged.finding
         assert finding is not None
         clear = twins[rank].judged.finding if twins else None
-        if clear and finding.decoded:
+        if clear and clear.decoded and finding.decoded:
             finding, seen = clear, twins or seen
+        elif clear and finding.decoded:  # then what was read was chance
+            finding = replace(finding, seen=finding.plain, chunk=None)
         if not any(one.calls for one in seen):
             finding = replace(finding, look="no rank sent anything", chunk=None)
         said, look = f"{trial.at(index, rank)}: {finding.seen}", finding.look

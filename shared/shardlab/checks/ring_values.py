@@ -111,7 +111,12 @@ def judge_all_reduce(
         seen = "the tensor handed in did not change" + ("; a new one was returned" if handed_back else "")
         return _with(judged, Finding(seen, "the sum over all ranks in that tensor", IN_PLACE))
     said = describe(got, want, index, len(parts), marks_of, Place([len(got)]))
-    return _with(judged, Finding(said.seen, "the sum of every rank's part, once each", said.look, decoded=said.decoded))
+    return _with(
+        judged,
+        Finding(
+            said.seen, "the sum of every rank's part, once each", said.look, decoded=said.decoded, plain=said.plain
+        ),
+    )
 
 
 def judge_reduce_scatter(chunks: Chunks) -> Judged:
@@ -136,7 +141,9 @@ def judge_reduce_scatter(chunks: Chunks) -> Judged:
         return _with(judged, Finding("no chunk has changed", f"on rank {rank}, chunk {rank} complete", IN_PLACE))
     said = describe(got, _total(parts), index, len(split), chunks.marks_of, chunks.place(), rank)
     expected = f"on rank {rank}, chunk {rank} complete"
-    return _with(judged, Finding(said.seen, expected, said.look, rank if said.decoded else None, said.decoded))
+    return _with(
+        judged, Finding(said.seen, expected, said.look, rank if said.decoded else None, said.decoded, said.plain)
+    )
 
 
 def judge_all_gather(chunks: Chunks) -> Judged:
@@ -183,7 +190,7 @@ def _gathered(chunks: Chunks, owner: int, index: int, expected: str) -> Finding:
         if len(part[other]) == len(got) and torch.equal(got, part[other]):
             return Finding(f"{at} holds what belongs in chunk {other}", expected)
     said = describe(got, want, index, len(chunks.split), chunks.marks_of, chunks.place(), owner, summed=False)
-    return Finding(said.seen, expected, said.look, decoded=said.decoded)
+    return Finding(said.seen, expected, said.look, decoded=said.decoded, plain=said.plain)
 
 
 def _total(parts: list[torch.Tensor]) -> torch.Tensor:
