@@ -35,7 +35,7 @@ run: $(VENV)/.student
 
 test: lint $(VENV)/.dev
 	$(PY) -m shardlab build --check
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff check .
