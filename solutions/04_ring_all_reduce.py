@@ -303,9 +303,8 @@ def ring_reduce_scatter(chunks):
         outgoing = chunks[(rank - 1 - step) % world_size]
         mine = chunks[(rank - 2 - step) % world_size]
         incoming = buffer[: mine.numel()]
-        receiving = dist.irecv(
-            incoming, left
-        )  # posted first, so that the message finds its place ready
+        # The receive is posted first, so that the message finds its place ready.
+        receiving = dist.irecv(incoming, left)
         sending = dist.isend(outgoing, right)
         receiving.wait()
         mine += incoming

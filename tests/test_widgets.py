@@ -178,7 +178,8 @@ def test_stepper_carries_a_live_view_a_page_and_a_picture():
     data, _ = first._repr_mimebundle_()
     assert list(data)[0] in (VIEW, "text/plain")
     assert {VIEW, "text/html", "image/svg+xml", "text/plain"} <= set(data)
-    assert data["text/plain"] == ("ring all-reduce on 4 ranks: 4 ranks, 6 steps; at the end 16 of 16 chunks complete")
+    said = "ring all-reduce on 4 ranks: 4 ranks, 6 steps; at the end 16 of 16 chunks complete"
+    assert data["text/plain"] == f"{said}. Run the cell to step through it"
     assert "http://www.w3.org" in data["text/html"]  # the SVG namespace, and no other address
     assert data["text/html"].replace("http://www.w3.org/2000/svg", "").count("http") == 0
     assert len(data["text/html"]) < 100_000

@@ -55,7 +55,7 @@ class RingStepper(anywidget.AnyWidget):
         wrong = f", {last.wrong} wrong" if last.wrong else ""
         return (
             f"{self.trace.title}: {self.trace.world_size} ranks, {len(self._frames) - 1} steps; "
-            f"at the end {last.complete} of {cells} chunks complete{wrong}"
+            f"at the end {last.complete} of {cells} chunks complete{wrong}. Run the cell to step through it"
         )
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
