@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 LAB ?=
+LAB_ARGS ?=
 LABS ?=
 WORLD_SIZE ?= 4
 DEVICE ?= auto
@@ -17,7 +18,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make lab                      open JupyterLab on the first lab    LAB=04_ring_all_reduce"
+	@echo "make lab                      open JupyterLab on the first lab    LAB=04_ring_all_reduce LAB_ARGS=--no-browser"
 	@echo "make run                      run every lab's solution            WORLD_SIZE=\"2 4\" LABS=\"04_ring_all_reduce\" DEVICE=auto"
 	@echo "make test                     lint, types, notebooks in step, tests"
 	@echo "make build                    make the notebooks from solutions/*.py  LABS=\"04_ring_all_reduce\""
@@ -28,7 +29,8 @@ lab: $(VENV)/.student
 	@name=$$($(PY) -m shardlab list --names | { if [ -n "$(LAB)" ]; then grep -- "$(LAB)"; else cat; fi; } | head -n 1); \
 	if [ -z "$$name" ]; then echo "no lab matches '$(LAB)'; there are:" >&2; $(PY) -m shardlab list >&2; exit 2; fi; \
 	if [ ! -f "labs/$$name.ipynb" ]; then echo "labs/$$name.ipynb is not there yet; run: make build" >&2; exit 2; fi; \
-	exec $(PY) -m jupyterlab "labs/$$name.ipynb"
+	if [ "$$(id -u)" = 0 ]; then root=--allow-root; fi; \
+	exec $(PY) -m jupyterlab $$root $(LAB_ARGS) "labs/$$name.ipynb"
 
 run: $(VENV)/.student
 	@$(PY) -m shardlab run $(LABS) --world-size $(WORLD_SIZE) --device $(DEVICE)
