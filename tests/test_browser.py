@@ -166,7 +166,7 @@ def test_views_of_one_widget_stay_together_and_forms_work(opened):
     field = page.locator(".jp-OutputArea-output input[type=text]")
     assert field.count() == 1  # shown once
     field.fill("2*(N-1)/N*n")
-    page.get_by_text("= 6,291,456 bytes (6.3 MB)").wait_for(timeout=10_000)
+    page.get_by_text("= 6,291,456 bytes (6.29 MB)").wait_for(timeout=10_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     page.get_by_text("Exactly as predicted.").wait_for(timeout=60_000)

@@ -68,7 +68,8 @@ def test_caption_says_who_sends_what_to_whom():
         "Before the first message: every rank has its own data in every chunk. 0 of 16 chunks are complete."
     )
     assert frames[2].caption.startswith(
-        "Step 2 of 6, reduce-scatter: rank 0 sends chunk 2 (1.0 MB) to rank 1; rank 1 sends chunk 3 (1.0 MB) to rank 2;"
+        "Step 2 of 6, reduce-scatter: rank 0 sends chunk 2 (1.05 MB) to rank 1; "
+        "rank 1 sends chunk 3 (1.05 MB) to rank 2;"
     )
     assert frames[6].caption.endswith("16 of 16 chunks are complete.")
 
@@ -76,7 +77,7 @@ def test_caption_says_who_sends_what_to_whom():
 def test_bytes_sent_are_summed_over_the_steps():
     frames = frames_of(simulate(4, chunk_bytes=1000))
     assert frames[0].sent == ("0 B",) * 4
-    assert frames[6].sent == ("6.0 kB",) * 4
+    assert frames[6].sent == ("6.00 kB",) * 4
 
 
 def test_a_wrong_run_is_called_wrong():

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import CheckFailed
+from ..theory import chunk_sizes
 from . import exercise
 from .breakdown import breakdown
 from .haste import never_waited_for, never_waits, order, used_early
 from .notes import Case, Observation
 from .observe import Trial, check_signature, observe
-from .ring_cases import FLOAT32, ChunksCase, Data, TensorCase, balanced, clearer
+from .ring_cases import FLOAT32, ChunksCase, Data, TensorCase, clearer
 from .ring_traffic import judge_calls, judge_traffic, sent_by_busiest
 from .trial import unwaited_receives
 
@@ -38,15 +39,15 @@ NORMAL = Data("normal", torch.float32)
 def chunk_cases(phase: str, n: int) -> list[Case]:
     """Cases for a phase at world size n, the simplest first. float32 marks have room for 15 elements in all."""
 
-    def case(sizes: tuple[int, ...], data: Data = FLOAT32, **how: str) -> Case:
-        return ChunksCase(phase, sizes, data, **how)  # type: ignore[arg-type]
+    def case(sizes: Sequence[int], data: Data = FLOAT32, **how: str) -> Case:
+        return ChunksCase(phase, tuple(sizes), data, **how)  # type: ignore[arg-type]
 
     uneven = (1, 4, 0, 2, 3)[:n]
     first: list[Case] = [
         case((3,) * n, storage="separate"),
         case((MEASURED // n,) * n, SMALL32),
         case((3,) * n, storage="separate", remark="called again"),
-        *(case(balanced(count, n)) for count in (9, 5, 2)),
+        *(case(chunk_sizes(count, n)) for count in (9, 5, 2)),
         case(uneven, storage="separate"),
     ]
     if phase == "all-gather":
@@ -55,14 +56,14 @@ def chunk_cases(phase: str, n: int) -> list[Case]:
         return first
     return [
         *first,
-        *(case(balanced(count, n)) for count in (1, 0)),
+        *(case(chunk_sizes(count, n)) for count in (1, 0)),
         case(uneven[::-1], storage="inner"),
         case((2,) * n, storage="inner"),
         case(uneven, FLOAT64),
-        case(balanced(11, n), INT64, storage="separate"),
-        case(balanced(7, n), HALF),
-        case(balanced(7, n), BFLOAT),
-        case(balanced(97, n), NORMAL),
+        case(chunk_sizes(11, n), INT64, storage="separate"),
+        case(chunk_sizes(7, n), HALF),
+        case(chunk_sizes(7, n), BFLOAT),
+        case(chunk_sizes(97, n), NORMAL),
     ]
 
 

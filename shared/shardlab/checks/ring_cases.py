@@ -154,8 +154,3 @@ def clearer(case: Case) -> Case | None:
 def _spoil(tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
         tensor.detach().fill_(float("nan") if tensor.is_floating_point() else 99)
-
-
-def balanced(count: int, world_size: int) -> tuple[int, ...]:
-    """Chunk sizes as torch.tensor_split makes them."""
-    return tuple(len(chunk) for chunk in torch.empty(count).tensor_split(world_size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..errors import UsageError
 from ..meters import on_call
 from ..records import Call, RingStep, RingTrace, Transfer
 from ..runtime import launch
+from ..theory import chunk_sizes
 from .marked import Mark, Marks
 
 PHASES = {"reduce_scatter": "reduce-scatter", "all_gather": "all-gather", "all_reduce": "all-reduce"}
@@ -146,11 +148,8 @@ def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _bounds(numel: int, world_size: int) -> list[tuple[int, int]]:
-    ends, begin = [], 0
-    for chunk in torch.empty(numel).tensor_split(world_size):
-        ends.append((begin, begin + len(chunk)))
-        begin += len(chunk)
-    return ends
+    ends = list(accumulate(chunk_sizes(numel, world_size), initial=0))
+    return list(pairwise(ends))
 
 
 def _follow(fn: Callable, numel: int | None, phase: str) -> Log:

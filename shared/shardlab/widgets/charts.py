@@ -14,8 +14,8 @@ from matplotlib.patches import Patch
 
 from shardlab.errors import UsageError
 from shardlab.records import Run
+from shardlab.theory import format_bytes
 from shardlab.widgets.colours import rank_look, text_on
-from shardlab.widgets.units import bytes_text
 
 INK = "#111111"
 
@@ -52,7 +52,7 @@ def traffic_heatmap(run: Run) -> Figure:
     _draw_bars(bars, [row.sent for row in traffic], [row.received for row in traffic])
     unmapped = sum(row.sent for row in traffic) - sum(map(sum, sent_to))
     if unmapped > 0:
-        note = f"{bytes_text(unmapped)} of library collectives\n(who talks to whom is not told)"
+        note = f"{format_bytes(unmapped)} of library collectives\n(who talks to whom is not told)"
         grid.set_title(f"{grid.get_title()}\n{note}", fontsize=8)
     return figure
 
@@ -64,7 +64,7 @@ def _draw_map(axes: Any, sent_to: list[list[float]]) -> None:
         for destination, sent in enumerate(row):
             red, green, blue, _ = image.cmap(image.norm(sent))
             fill = f"#{int(red * 255):02X}{int(green * 255):02X}{int(blue * 255):02X}"
-            text = bytes_text(sent) if sent else "·"
+            text = format_bytes(sent) if sent else "·"
             axes.text(destination, source, text, ha="center", va="center", fontsize=8, color=text_on(fill))
     _label_ranks(axes.xaxis, len(sent_to))
     _label_ranks(axes.yaxis, len(sent_to))
@@ -138,9 +138,9 @@ def alpha_beta_fit(
     if alpha > 0 and beta > 0 and smallest < alpha / beta < largest:
         crossover = alpha / beta
         axes.axvline(
-            crossover, color=INK, linestyle="--", linewidth=1, label=f"half is alpha at {bytes_text(crossover)}"
+            crossover, color=INK, linestyle="--", linewidth=1, label=f"half is alpha at {format_bytes(crossover)}"
         )
-    rate = f", 1/beta = {bytes_text(1 / beta)}/s" if beta > 0 else ""
+    rate = f", 1/beta = {format_bytes(1 / beta)}/s" if beta > 0 else ""
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="seconds", title=f"{title}{rate}")
     axes.legend(fontsize=8, frameon=False)
     return figure
@@ -177,4 +177,4 @@ def _label_ranks(axis: Any, count: int) -> None:
 
 
 def _bytes_axis(axis: Any) -> None:
-    axis.set_major_formatter(lambda value, _: bytes_text(value))
+    axis.set_major_formatter(lambda value, _: format_bytes(max(value, 0)))

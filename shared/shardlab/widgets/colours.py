@@ -61,10 +61,6 @@ def rank_look(rank: int) -> RankLook:
     return RankLook(rank, fill, text_on(fill), pattern)
 
 
-def rank_colour(rank: int) -> str:
-    return rank_look(rank).fill
-
-
 def text_on(fill: str) -> str:
     """Black or white, whichever is easier to read on `fill`."""
     return max(DARK, LIGHT, key=lambda text: contrast(text, fill))

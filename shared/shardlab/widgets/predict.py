@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from shardlab.theory import format_bytes
 from shardlab.widgets.tables import table
-from shardlab.widgets.units import bytes_text, number_text, parse_number
+from shardlab.widgets.units import number_text, parse_number
 
 # What was typed, by question, for as long as the kernel lives: running a notebook again loses no prediction.
 _typed: dict[str, str] = {}
@@ -176,4 +177,4 @@ def _shell() -> Any:
 def with_unit(value: float, unit: str) -> str:
     """A number and its unit; bytes also in a size that can be read at a glance."""
     exact = f"{number_text(value)} {unit}".strip()
-    return f"{exact} ({bytes_text(value)})" if unit == "bytes" and abs(value) >= 1000 else exact
+    return f"{exact} ({format_bytes(value)})" if unit == "bytes" and value >= 1000 else exact

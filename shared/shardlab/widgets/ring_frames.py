@@ -10,8 +10,8 @@ from typing import Any
 
 from shardlab.errors import UsageError
 from shardlab.records import RingStep, RingTrace
+from shardlab.theory import format_bytes
 from shardlab.widgets.colours import state_of
-from shardlab.widgets.units import bytes_text
 
 LARGEST_WORLD = 16  # more ranks than this make cells that nobody can read
 PROBLEMS_NAMED = 3
@@ -159,18 +159,18 @@ def _frame(
             transfer.destination,
             transfer.chunk,
             "no known chunk" if transfer.chunk is None else f"chunk {transfer.chunk}",
-            bytes_text(transfer.bytes),
+            format_bytes(transfer.bytes),
         )
         for transfer in step.transfers
     )
-    return Frame(heading, caption, arrows, cells, tuple(map(bytes_text, sent)), complete, wrong)
+    return Frame(heading, caption, arrows, cells, tuple(map(format_bytes, sent)), complete, wrong)
 
 
 def _messages(step: RingStep) -> str:
     if step.transfers:
         sentences = (
             f"rank {t.source} sends {'data that is no known chunk' if t.chunk is None else f'chunk {t.chunk}'} "
-            f"({bytes_text(t.bytes)}) to rank {t.destination}"
+            f"({format_bytes(t.bytes)}) to rank {t.destination}"
             for t in step.transfers
         )
         return "; ".join(sentences) + "."

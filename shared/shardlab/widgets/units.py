@@ -1,4 +1,4 @@
-"""Bytes for people, and numbers from people."""
+"""Numbers for people, and numbers from people."""
 
 from __future__ import annotations
 
@@ -26,17 +26,6 @@ OPERATORS: dict[type, Callable[..., float]] = {
     ast.UAdd: operator.pos,
 }
 LARGEST = 1e30
-
-
-def bytes_text(size: float) -> str:
-    """A number of bytes in the largest decimal unit that fits: 512 B, 1.0 kB, 3.1 MB, 120.0 GB."""
-    if abs(size) < 1000:
-        return f"{size:.0f} B" if float(size).is_integer() else f"{size:.1f} B"
-    for prefix in ("k", "M", "G"):
-        scaled = size / DECIMAL[prefix]
-        if abs(round(scaled, 1)) < 1000:
-            return f"{scaled:.1f} {prefix}B"
-    return f"{size / DECIMAL['T']:.1f} TB"
 
 
 def number_text(value: float) -> str:
