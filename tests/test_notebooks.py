@@ -31,7 +31,7 @@ def nbval(notebook: Path, home: Path, folder: Path) -> subprocess.CompletedProce
     """nbval as its own pytest, on this interpreter, without this project's configuration."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     options = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout", "300", "-p", "no:cacheprovider"]
-    environment = {**os.environ, **kernel_environment(home, str(folder / "ipython"))}
+    environment = {**os.environ, **kernel_environment(home, str(folder / "ipython"), folder / "ledger.json")}
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(folder / "pytest.ini"), *options, str(notebook)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=600)
 
@@ -107,12 +107,12 @@ def test_lab_cells_are_locked_and_graded(lab: Lab) -> None:
 
 
 @each_lab
-def test_exports_need_nothing_else(lab: Lab) -> None:
+def test_exports_need_nothing_else(lab: Lab, tmp_path: Path) -> None:
     """In a fresh interpreter, as a later lab would."""
     if not any("export" in tags(cell) for cell in read_source(lab.source).cells):
         pytest.skip("exports nothing")
     code = f"from shardlab import reuse; assert vars(reuse({lab.name!r}))"
-    environment = {**os.environ, **kernel_environment(HOME, "")}
+    environment = {**os.environ, **kernel_environment(HOME, "", tmp_path / "ledger.json")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -21,6 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MODULES = {
+    "00": ("messages_wrong", "messages_right"),
+    "01": ("states_wrong", "states_right"),
+    "02": ("data_parallel_wrong", "data_parallel_right"),
+    "03": ("ddp_wrong", "ddp_right"),
     "04": (
         "ring_right",
         "ring_right_more",

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Exercise", "check", "exercise", "exercises", "find_exercise", "trace_ring"]
 
 LABS = {
+    "00": "shardlab.checks.messages",
+    "01": "shardlab.checks.states",
+    "02": "shardlab.checks.data_parallel",
+    "03": "shardlab.checks.ddp",
     "04": "shardlab.checks.ring",
 }
 

@@ -45,7 +45,7 @@ def execute(notebook: Any, home: Path, folder: Path, timeout: float) -> Failure 
     """
     nbclient = need("nbclient", "executing a notebook")
     limit = TimeLimit(timeout)
-    with this_interpreter(home) as manager:
+    with this_interpreter(home, folder / "ledger.json") as manager:
         client = nbclient.NotebookClient(
             notebook,
             kernel_manager_class=manager,

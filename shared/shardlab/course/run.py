@@ -49,7 +49,7 @@ def run(lab: Lab, world_size: int, device: str, out: Path, *, timeout: float = 6
     began = time.monotonic()
     problem: Any = None
     limit = TimeLimit(timeout)
-    with this_interpreter(lab.home) as manager:
+    with this_interpreter(lab.home, out / "ledger.json") as manager:
         try:
             papermill.execute_notebook(
                 notebook,

@@ -20,7 +20,7 @@ from shardlab.widgets.colours import rank_look, text_on
 INK = "#111111"
 
 
-def _axes(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+def new_axes(width: float, height: float, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
     """A new figure that only its return value shows: pyplot forgets it at once, so no notebook shows it twice."""
     figure, axes = pyplot.subplots(1, columns, figsize=(width, height), layout="constrained", **options)
     pyplot.close(figure)
@@ -47,7 +47,7 @@ def traffic_heatmap(run: Run) -> Figure:
         for source in ranks
     ]
     size = max(2.6, 0.62 * run.world_size + 1)
-    figure, (grid, bars) = _axes(2 * size + 1.5, size, 2, width_ratios=(1, 1.15))
+    figure, (grid, bars) = new_axes(2 * size + 1.5, size, 2, width_ratios=(1, 1.15))
     _draw_map(grid, sent_to)
     _draw_bars(bars, [row.sent for row in traffic], [row.received for row in traffic])
     unmapped = sum(row.sent for row in traffic) - sum(map(sum, sent_to))
@@ -78,7 +78,7 @@ def _draw_bars(axes: Any, sent: list[float], received: list[float]) -> None:
         axes.bar(rank - 0.2, sent[rank], 0.38, hatch=look.hatch, **style)
         axes.bar(rank + 0.2, received[rank], 0.38, alpha=0.45, **style)
     _label_ranks(axes.xaxis, len(sent))
-    _bytes_axis(axes.yaxis)
+    bytes_axis(axes.yaxis)
     axes.set_ylim(0, (max(sent + received) or 1) * 1.25)
     axes.set(xlabel="rank", title="bytes in all")
     keys = [Patch(facecolor="#777777", edgecolor=INK), Patch(facecolor="#777777", edgecolor=INK, alpha=0.45)]
@@ -97,7 +97,7 @@ def bytes_per_rank(
     """
     if not rows:
         raise UsageError("bytes_per_rank: no rows to draw; expected (world size, measured, predicted) tuples.")
-    figure, axes = _axes(max(4.5, 1.1 * len(rows) + 2), 3.2)
+    figure, axes = new_axes(max(4.5, 1.1 * len(rows) + 2), 3.2)
     for place, (_, measured, predicted) in enumerate(rows):
         values = [float(value) for value in (measured if isinstance(measured, Sequence) else [measured])]
         width = 0.8 / len(values)
@@ -108,7 +108,7 @@ def bytes_per_rank(
         if predicted is not None:
             axes.hlines(predicted, place - 0.47, place + 0.47, color=INK, linewidth=2, linestyle="--")
     axes.set_xticks(range(len(rows)), [f"N = {world_size}" for world_size, *_ in rows])
-    _bytes_axis(axes.yaxis)
+    bytes_axis(axes.yaxis)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.15)
     axes.set_title(title)
     axes.plot([], [], color=INK, linewidth=2, linestyle="--", label="predicted")
@@ -127,7 +127,7 @@ def alpha_beta_fit(
     positive = [(size, seconds) for size, seconds in points if size > 0 and seconds > 0]
     if not positive:
         raise UsageError("alpha_beta_fit: no point has a positive size and time, so nothing fits on logarithmic axes.")
-    figure, axes = _axes(5.2, 3.4)
+    figure, axes = new_axes(5.2, 3.4)
     sizes, times = zip(*sorted(positive), strict=True)
     smallest, largest = sizes[0], sizes[-1]
     line = [smallest * (largest / smallest) ** (i / 60) for i in range(61)] if largest > smallest else [smallest]
@@ -159,7 +159,7 @@ def steps_against(
     for name, values in series.items():
         if len(values) != len(x):
             raise UsageError(f"steps_against: {name!r} has {len(values)} values, expected {len(x)}, one per x.")
-    figure, axes = _axes(4.8, 3)
+    figure, axes = new_axes(4.8, 3)
     for place, (name, values) in enumerate(series.items()):
         axes.plot(x, values, "osD^vPX*"[place % 8] + "-", color=rank_look(place).fill, markeredgecolor=INK, label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale="log" if log else "linear")
@@ -176,5 +176,5 @@ def _label_ranks(axis: Any, count: int) -> None:
         label.set(color=look.text, bbox={"facecolor": look.fill, "edgecolor": INK, "linewidth": 0.5, "pad": 2})
 
 
-def _bytes_axis(axis: Any) -> None:
+def bytes_axis(axis: Any) -> None:
     axis.set_major_formatter(lambda value, _: format_bytes(max(value, 0)))

@@ -89,3 +89,31 @@ def state_of(counts: tuple[int, ...] | None) -> State:
     if any(count not in (0, 1) for count in counts):
         return STATES["repeated"]
     return STATES["complete" if all(counts) else "partial"]
+
+
+@dataclass(frozen=True)
+class KindLook:
+    """How a kind of model state is drawn: ranks have the colours, so kinds have a grey, a pattern and a sign."""
+
+    name: str
+    sign: str
+    fill: str
+    hatch: str
+
+    @property
+    def text(self) -> str:
+        return text_on(self.fill)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        KindLook("weights", "W", "#F2F2F2", ""),
+        KindLook("gradients", "G", "#C9C9C9", "//"),
+        KindLook("master weights", "M", "#9B9B9B", "xx"),
+        KindLook("first moment", "m", "#6E6E6E", ".."),
+        KindLook("second moment", "v", "#444444", "--"),
+        KindLook("optimizer", "O", "#7F7F7F", ".."),  # where the three above are told as one
+        KindLook("other", "?", "#FFFFFF", "++"),
+    )
+}

@@ -1,0 +1,1 @@
+"""Lab 02: checks of DataParallel in one process."""

@@ -1,0 +1,1 @@
+"""Lab 00: checks of messages and collectives from messages."""

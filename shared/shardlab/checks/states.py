@@ -1,0 +1,1 @@
+"""Lab 01: checks of model states and mixed precision."""
