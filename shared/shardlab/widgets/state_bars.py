@@ -23,9 +23,10 @@ def state_bars(
     bars: {"device 0": {"weights": bytes, "gradients": bytes, "optimizer": bytes}}; the kinds are those of
     `colours.KINDS`. predicted: bytes of a whole bar, drawn as a dashed line across it.
     """
-    unknown = sorted({kind for bar in bars.values() for kind in bar} - set(KINDS))
+    unknown = {kind for bar in bars.values() for kind in bar} - set(KINDS)
     if not bars or unknown:
-        raise UsageError(f"state_bars: no kind of state called {unknown[:1]}; there are {', '.join(KINDS)}")
+        what = f"no kind of state is called {min(unknown)!r}" if unknown else "no bar to draw"
+        raise UsageError(f"state_bars: {what}; there are {', '.join(KINDS)}")
     figure, axes = new_axes(max(4.5, 1.1 * len(bars) + 2.6), 3.4)
     highest = max(sum(bar.values()) for bar in bars.values()) or 1
     for place, bar in enumerate(bars.values()):
