@@ -20,7 +20,9 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
+SOLUTIONS = sorted((ROOT / "solutions").glob("*.ipynb"))
 REAL = ROOT / "solutions" / "04_ring_all_reduce.ipynb"
+OTHERS = [path.name for path in SOLUTIONS if path != REAL]
 STEPPER = ".jp-OutputArea-output .sl-ring"
 FIXTURE = [
     "from ring_simulator import simulate, strange_messages\nfrom shardlab.widgets import predict, show, table",
@@ -49,8 +51,8 @@ def notebook_of(sources: list[str]) -> nbformat.NotebookNode:
 def lab(tmp_path_factory: pytest.TempPathFactory):
     folder, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("home")
     nbformat.write(notebook_of(FIXTURE), folder / "fixture.ipynb")
-    if REAL.exists():
-        shutil.copy(REAL, folder / REAL.name)
+    for path in SOLUTIONS:
+        shutil.copy(path, folder)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with jupyterlab(folder, home) as running:
         yield running
@@ -147,6 +149,19 @@ def test_notebook_runs_and_stepper_steps(opened, name):
     assert stepper.get_by_role("button", name="play").count() == 1
     assert page.evaluate("document.activeElement.classList.contains('sl-ring')")
 
+    page.screenshot(path=SCREENSHOTS / f"{Path(name).stem}.png")
+    expect_quiet(watch)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_labs_run(opened, name):
+    """Every cell, without a word on stderr; and no picture is wider than the page."""
+    lab, page, watch = opened
+    run_all(page, lab, name)
+    pictures = page.locator(".jp-OutputArea-output svg, .jp-OutputArea-output img")
+    assert pictures.count() >= 2
+    room = page.locator(".jp-OutputArea-output").first.bounding_box()["width"]
+    assert all(picture.bounding_box()["width"] <= room + 1 for picture in pictures.all() if picture.is_visible())
     page.screenshot(path=SCREENSHOTS / f"{Path(name).stem}.png")
     expect_quiet(watch)
 

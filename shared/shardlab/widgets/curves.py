@@ -45,6 +45,7 @@ def curves(
             label=name,
         )
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if log:
         axes.set_yscale("log")
     if floor is not None:
