@@ -240,8 +240,8 @@ def test_bad_arguments_get_one_clear_line(arguments: tuple, says: str) -> None:
         ({"timeout": 0}, "above 0"),
         ({"timeout": "1"}, "above 0"),
         ({"timeout": float("nan")}, "above 0"),
-        ({"slow_sends": [2]}, "from 0 to 1"),
-        ({"slow_sends": 1}, "slow_sends"),
+        ({"slow_ranks": [2]}, "from 0 to 1"),
+        ({"slow_ranks": 1}, "slow_ranks"),
     ],
 )
 def test_bad_options_get_one_clear_line(options: dict, says: str) -> None:

@@ -104,7 +104,7 @@ def observe(
                 (folder, solution, list(cases), copy_sends),
                 device="cpu",
                 timeout=TIMEOUT,
-                slow_sends=tuple(slow),
+                slow_ranks=tuple(slow),
             )
         except LaunchError as caught:
             if caught.kind == "interrupted":

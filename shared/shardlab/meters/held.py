@@ -62,7 +62,7 @@ class HeldReceive(Work):
         if not self._delivered:
             self._queue.plain_wait(self.real)  # a second wait for one message would never return
             self._delivered = True
-            with _unseen():
+            with unseen():
                 self._target.copy_(self._staging)
         return True
 
@@ -97,11 +97,11 @@ class HeldSends:
             with self._lock:
                 self._pending.append(work)
             return work
-        with _unseen():
+        with unseen():
             staging = torch.empty_like(tensor)
         real = original(group, [staging], *args[1:])
-        with _unseen():
-            tensor.fill_(_poison(tensor.dtype))
+        with unseen():
+            tensor.fill_(poison(tensor.dtype))
         return HeldReceive(self, real, staging, tensor)
 
     def release(self) -> None:
@@ -125,13 +125,14 @@ class HeldSends:
 
 
 @contextlib.contextmanager
-def _unseen() -> Iterator[None]:
+def unseen() -> Iterator[None]:
     """What happens here is neither the learner's memory nor part of an autograd graph."""
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         yield
 
 
-def _poison(dtype: torch.dtype) -> float | int | bool:
+def poison(dtype: torch.dtype) -> float | int | bool:
+    """What a tensor holds before anything has arrived: NaN, or the largest integer."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return True if dtype == torch.bool else torch.iinfo(dtype).max

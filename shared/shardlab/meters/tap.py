@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from ..records import POINT_TO_POINT, Call
 from ..theory import collective_cost
 from .held import HeldSends
+from .late import LateCollectives
 from .signatures import METHODS, Signature, ranks_of, root_of, tag_of, tensors_in
 from .where import caller
 
@@ -51,13 +52,15 @@ class Tap:
     """Records this rank's calls. Costs some ten microseconds a call, and nothing for other operations.
 
     rank: global rank. began: the launch's start on the machine's monotonic clock, in seconds. keep: whether to keep
-    the calls, or only to publish what the rank is waiting for. slow: hold sends back (see held.py).
+    the calls, or only to publish what the rank is waiting for. slow: messages and collectives complete as late as
+    they may (see held.py, late.py).
     """
 
     def __init__(self, rank: int, began: float, status: Status, keep: bool = True, slow: bool = False) -> None:
         self.rank, self.began, self.status, self.keep = rank, began, status, keep
         self._wait, self._get_future, self._is_completed = Work.wait, Work.get_future, Work.is_completed
         self.held = HeldSends(self.waited, self._wait) if slow else None
+        self.late = LateCollectives(self.waited, self._wait) if slow else None
         self.calls: list[Call] = []
         self.callbacks: list[Callback] = []
         self.before_call: Callable[[tuple], None] | None = None  # gets the arguments of each call
@@ -129,6 +132,8 @@ class Tap:
                 issue = _below_the_modes(original, tensors) if self.keep else original
                 if self.held is not None and method in ("send", "recv"):
                     work = self.held.issue(method, issue, group, args)
+                elif self.late is not None and tensors and signature.op not in POINT_TO_POINT:
+                    work = self.late.issue(signature, issue, group, args, call.peer == self.rank)
                 else:
                     work = issue(group, *args, **kwargs)
             except Exception:

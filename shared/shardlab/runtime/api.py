@@ -35,7 +35,7 @@ def launch(
     device: str = "auto",
     timeout: float = 60.0,
     meter: bool = True,
-    slow_sends: Collection[int] = (),
+    slow_ranks: Collection[int] = (),
 ) -> Run:
     """Runs `fn(*args, **kwargs)` on `world_size` processes with torch.distributed initialised.
 
@@ -45,12 +45,13 @@ def launch(
     device: "auto" (one GPU per rank with NCCL when there are enough, else the CPU with gloo), "cpu" or "cuda".
     timeout: seconds that may pass without progress of any rank; a deadlock is found without waiting for it.
     meter: False leaves out run.calls, run.traffic, run.events and run.memory, and their cost.
-    slow_sends: ranks whose messages complete as late as they may (see meters/held.py), to find missing waits.
+    slow_ranks: ranks whose messages and collectives complete as late as they may (see meters/held.py and late.py), so
+    that a missing wait shows every time.
 
     Raises UsageError for arguments that cannot work, and LaunchError, which names the cause, when a rank raises, exits,
     dies, deadlocks or makes no progress. No process is left behind in any case.
     """
-    call = checked(fn, world_size, args, kwargs, device, timeout, slow_sends)
+    call = checked(fn, world_size, args, kwargs, device, timeout, slow_ranks)
     backend = choose_backend(device, world_size)
     working_directory = _working_directory()
     try:
@@ -67,7 +68,7 @@ def launch(
             backend=backend.name,
             began=began,
             meter=meter,
-            slow=frozenset(slow_sends),
+            slow=frozenset(slow_ranks),
             threads=max(1, (os.cpu_count() or 1) // world_size),
             working_directory=working_directory,
             environment=dict(os.environ),

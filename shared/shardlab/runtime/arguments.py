@@ -52,7 +52,7 @@ def choose_backend(device: str, world_size: int, quiet: bool = False) -> Backend
     return chosen
 
 
-def checked(fn: Any, world_size: Any, args: Any, kwargs: Any, device: Any, timeout: Any, slow_sends: Any) -> Call:
+def checked(fn: Any, world_size: Any, args: Any, kwargs: Any, device: Any, timeout: Any, slow_ranks: Any) -> Call:
     """The call that each rank will make. Raises UsageError naming the argument that cannot be used."""
     if inside_rank():
         raise UsageError("launch was called inside a rank. A rank is one process; only the notebook starts ranks.")
@@ -75,11 +75,11 @@ def checked(fn: Any, world_size: Any, args: Any, kwargs: Any, device: Any, timeo
         raise UsageError(f'device is "auto", "cpu" or "cuda"; got {_described(device)}.')
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise UsageError(f"timeout is a number of seconds above 0; got {_described(timeout)}.")
-    if isinstance(slow_sends, (str, bytes)) or not isinstance(slow_sends, Collection):
-        raise UsageError(f"slow_sends is a set of ranks, such as {{0, 1}}; got {_described(slow_sends)}.")
-    strangers = [rank for rank in slow_sends if rank not in range(world_size)]
+    if isinstance(slow_ranks, (str, bytes)) or not isinstance(slow_ranks, Collection):
+        raise UsageError(f"slow_ranks is a set of ranks, such as {{0, 1}}; got {_described(slow_ranks)}.")
+    strangers = [rank for rank in slow_ranks if rank not in range(world_size)]
     if strangers:
-        raise UsageError(f"slow_sends names ranks from 0 to {world_size - 1}; got {strangers[0]!r}.")
+        raise UsageError(f"slow_ranks names ranks from 0 to {world_size - 1}; got {strangers[0]!r}.")
     call = (fn, tuple(args), dict(kwargs or {}))
     _check_signature(*call)
     return call

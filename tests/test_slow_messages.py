@@ -1,4 +1,4 @@
-"""`slow_sends`: messages complete as late as they may, so that code which is right by luck goes wrong every time."""
+"""`slow_ranks`: messages complete as late as they may, so that code which is right by luck goes wrong every time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardlab.runtime import launch
 
 def run(fn, world_size=2, slow=(), **options):
     """A run of `fn` with held sends on the ranks in `slow`."""
-    return launch(fn, world_size, device="cpu", timeout=30, slow_sends=slow, **options)
+    return launch(fn, world_size, device="cpu", timeout=30, slow_ranks=slow, **options)
 
 
 def subsets(world_size):
