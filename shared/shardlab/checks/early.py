@@ -1,7 +1,7 @@
 """Inside a rank: sees a message's buffer used before the message is through, and in which line.
 
-This explains values that depend on luck; it does not judge. A debugging print of a buffer harms nobody, and a ring may
-know from a later message that an earlier send is through.
+This explains values that depend on luck; it does not judge. A debugging print of a buffer harms nobody, and a rank
+may know from a later message that an earlier send is through.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "is_sa
 
 @dataclass(frozen=True)
 class Early:
-    """call: a receive whose buffer was read or written, or a send whose buffer was written, before wait()."""
+    """call: a send whose buffer was written, or another call whose buffer was read or written, before wait()."""
 
     case: int
     call: Call
@@ -44,7 +44,11 @@ class EarlyUse(TorchDispatchMode):
         if not call.point_to_point or tensor is None or not tensor.numel():
             return
         self._used(tensor, written=call.op == "recv")
-        self._open.append((call, tensor))
+        self.watch(call, tensor)
+
+    def watch(self, call: Call, buffer: torch.Tensor) -> None:
+        """Until `call` is completed, `buffer` must not be used."""
+        self._open.append((call, buffer))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self._left -= 1
@@ -58,7 +62,7 @@ class EarlyUse(TorchDispatchMode):
     def _used(self, tensor: torch.Tensor, written: bool) -> None:
         self._open = [(call, buffer) for call, buffer in self._open if call.completed is None]
         for call, buffer in list(self._open):
-            if (call.op == "recv" or written) and _overlap(tensor, buffer):
+            if (call.op != "send" or written) and _overlap(tensor, buffer):
                 self._open = [one for one in self._open if one[0] is not call]
                 self._tell(call, caller())
 
