@@ -42,6 +42,7 @@ class Call:
     completed: float | None = None  # None: nobody waited for it
     where: Where | None = None
     group: tuple[int, ...] = ()  # global ranks that take part in a collective
+    what: str = ""  # of a transfer between devices: "parameters", "gradients", ... as far as known
 
     @property
     def point_to_point(self) -> bool:
@@ -71,6 +72,7 @@ class RankTraffic:
     messages_received: int
     by_peer: dict[int, Totals]  # point-to-point only: a library does not tell whom it talks to
     by_operation: dict[str, Totals]
+    by_what: dict[str, Totals] = field(default_factory=dict)  # transfers between devices only
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,12 @@ def traffic_of(rank: int, calls: list[Call]) -> RankTraffic:
     """Sums the calls of one rank."""
     by_peer: dict[int, Totals] = defaultdict(Totals)
     by_operation: dict[str, Totals] = defaultdict(Totals)
+    by_what: dict[str, Totals] = defaultdict(Totals)
     for call in calls:
         totals = Totals(1, call.sent, call.received)
         by_operation[call.op] += totals
+        if call.what:
+            by_what[call.what] += totals
         if call.point_to_point and call.peer is not None:
             by_peer[call.peer] += totals
     return RankTraffic(
@@ -127,12 +132,13 @@ def traffic_of(rank: int, calls: list[Call]) -> RankTraffic:
         messages_received=sum(call.op == "recv" for call in calls),
         by_peer=dict(by_peer),
         by_operation=dict(by_operation),
+        by_what=dict(by_what),
     )
 
 
 @dataclass(frozen=True)
 class Run:
-    """What `launch` returns. Lists have one entry per rank, in rank order."""
+    """What `launch` returns. Lists have one entry per rank, in rank order; from `launch_devices`, one per device."""
 
     world_size: int
     device: str  # "cpu" or "cuda"
@@ -142,13 +148,14 @@ class Run:
     calls: list[list[Call]] = field(default_factory=list)
     memory: list[RankMemory] = field(default_factory=list)
     marks: list[list[Event]] = field(default_factory=list)
+    noun: str = "rank"  # or "device": what the lists have an entry for
 
     def __repr__(self) -> str:
         """One line; the records are long."""
         sent = max((rank.sent for rank in self.traffic), default=0)
         return (
-            f"Run of {self.world_size} ranks ({self.device}, {self.backend}) in {self.seconds:.2f} s: "
-            f"{sum(map(len, self.calls))} calls, the busiest rank sent {sent:,.0f} bytes. "
+            f"Run of {self.world_size} {self.noun}s ({self.device}, {self.backend}) in {self.seconds:.2f} s: "
+            f"{sum(map(len, self.calls))} calls, the busiest {self.noun} sent {sent:,.0f} bytes. "
             "See .results, .traffic, .events, .memory"
         )
 

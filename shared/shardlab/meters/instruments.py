@@ -8,9 +8,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import Event, RankMemory
-from .memory import MemoryMeter
+from .memory import Labels, MemoryMeter
 from .mode import MeterMode
 from .states import StateFinder
 from .tap import Callback, Status, Tap
@@ -23,6 +24,8 @@ class Instruments:
         self.tap = Tap(rank, began, status, keep=meter, slow=slow)
         self.memory = MemoryMeter(rank, self.tap.now) if meter else None
         self.marks: list[Event] = []
+        self.labelled: Labels | None = self.memory  # what `label` reaches
+        self.place: Callable[[], int] = lambda: rank  # whose mark one is that is left now
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -50,7 +53,7 @@ class Instruments:
             finder.look()
 
         self.tap.before_call = before_call
-        with _in_every_thread(lambda: MeterMode(self.tap, memory)), MeterMode(self.tap, memory):
+        with in_every_thread(lambda: MeterMode(self.tap, memory)), MeterMode(self.tap, memory):
             yield
             finder.look()
         finder.stop()
@@ -61,7 +64,7 @@ class Instruments:
 
 
 @contextmanager
-def _in_every_thread(make_mode: Callable[[], MeterMode]) -> Iterator[None]:
+def in_every_thread(make_mode: Callable[[], TorchDispatchMode]) -> Iterator[None]:
     """Threads that are started in the meantime run under a mode of their own: a dispatch mode belongs to one thread."""
     start = threading.Thread.start
 
@@ -83,6 +86,11 @@ def _in_every_thread(make_mode: Callable[[], MeterMode]) -> Iterator[None]:
 
 
 _current: list[Instruments] = []  # of this process: none outside a rank, else one
+
+
+def current() -> Instruments | None:
+    """The instruments of this process: None outside a rank."""
+    return _current[0] if _current else None
 
 
 def inside_rank() -> bool:
@@ -112,11 +120,18 @@ def label(kind: str, tensors: Iterable[torch.Tensor]) -> None:
     Outside a metered launch it does nothing, so the same code runs under torchrun.
     """
     for instruments in _current:
-        if instruments.memory is not None:
-            instruments.memory.label(kind, tensors)
+        if instruments.labelled is not None:
+            instruments.labelled.label(kind, tensors)
+
+
+def memory_so_far() -> RankMemory:
+    """Inside a metered rank: the record of its live bytes up to now. RuntimeError elsewhere."""
+    if not _current or _current[0].memory is None:
+        raise RuntimeError("memory_so_far works inside a rank of a launch with meter=True")
+    return _current[0].memory.report()
 
 
 def mark(text: str) -> None:
     """Leaves a mark on this rank's time line (run.events). Outside a launch it does nothing."""
     for instruments in _current:
-        instruments.marks.append(Event(instruments.tap.now(), instruments.tap.rank, "mark", text))
+        instruments.marks.append(Event(instruments.tap.now(), instruments.place(), "mark", text))

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -24,6 +24,12 @@ from .timeline import Timeline
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 KINDS = ("parameters", "gradients", "optimizer")
+
+
+class Labels(Protocol):
+    """What can be told what tensors are for, as a MemoryMeter can."""
+
+    def label(self, kind: str, tensors: Iterable[torch.Tensor], override: bool = True) -> None: ...
 
 
 @dataclass(slots=True)
@@ -54,7 +60,7 @@ class MemoryMeter:
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             result = meter._resize(storage, size)
-            meter._seen(storage)
+            meter.seen(storage)
             return result
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
@@ -72,7 +78,7 @@ class MemoryMeter:
                     continue
             if isinstance(value, torch.Tensor):
                 for storage in _storages(value):
-                    self._seen(storage)
+                    self.seen(storage)
             elif isinstance(value, (list, tuple)):
                 self.saw(value)
 
@@ -85,7 +91,7 @@ class MemoryMeter:
             raise ValueError(f"{kind!r} is no kind of state; the kinds are {', '.join(KINDS)}")
         for tensor in tensors:
             for storage in _storages(tensor):
-                key = self._seen(storage).key
+                key = self.seen(storage).key
                 if override or key not in self._kinds:
                     self._kinds[key] = kind
 
@@ -95,15 +101,23 @@ class MemoryMeter:
         cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
         return RankMemory(self.rank, list(self._timeline.samples), self._peak, at_end, cuda)
 
-    def _seen(self, storage: torch.UntypedStorage) -> Held:
+    def kind_of(self, tensor: torch.Tensor) -> str:
+        """What the tensor's storage is labelled as, or ""."""
+        keys = [held.key for storage in _storages(tensor) if (held := self._held.get(storage._cdata)) is not None]
+        return next((self._kinds[key] for key in keys if key in self._kinds), "")
+
+    def seen(self, storage: torch.UntypedStorage) -> Held:
+        """Notes a storage, or its new size."""
         address = storage._cdata
         held = self._held.get(address)
         size = storage.nbytes()
         if held is None:
             with self._lock:
-                held = Held(self._next, 0, weakref.ref(storage, lambda _: self._freed(address)))
-                self._next += 1
-                self._held[address] = held
+                held = self._held.get(address)  # another thread may have been faster
+                if held is None:
+                    held = Held(self._next, 0, weakref.ref(storage, lambda _: self._freed(address)))
+                    self._next += 1
+                    self._held[address] = held
         if size != held.size:
             self._resized(held, size)
         return held

@@ -7,6 +7,7 @@ at each communication call. Tensors that hand-written code keeps need `label`, w
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -18,16 +19,17 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .memory import MemoryMeter
+from .memory import Labels
 
 
 class StateFinder:
     """Labels tensors for a `MemoryMeter`. Knows modules, not parameters: a weak reference to a tensor would keep
     `torch.utils.swap_tensors` (used by `module.to` of sharded modules) from working."""
 
-    def __init__(self, memory: MemoryMeter) -> None:
+    def __init__(self, memory: Labels) -> None:
         self.memory = memory
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._adding = threading.Lock()  # a set must not grow while another thread lists it
         self._handles: list[Any] = []
         self._set_state = torch.nn.Module.__setstate__
         self._backward = torch.autograd.backward
@@ -62,19 +64,25 @@ class StateFinder:
 
     def look(self) -> None:
         """Labels the parameters and gradients that the known modules have now."""
-        for module in list(self._modules):
+        with self._adding:
+            modules = list(self._modules)
+        for module in modules:
             self._module_seen(module)
 
     def _registered(self, module: torch.nn.Module, parameter: Any) -> None:
-        self._modules.add(module)
+        self._know(module)
         if parameter is not None:
             self._parameters([parameter])
 
     def _module_seen(self, module: torch.nn.Module) -> None:
         parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
         if parameters:
-            self._modules.add(module)
+            self._know(module)
             self._parameters(parameters)
+
+    def _know(self, module: torch.nn.Module) -> None:
+        with self._adding:
+            self._modules.add(module)
 
     def _parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         self.memory.label("parameters", parameters, override=False)
