@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 
 # %%
-from shardlab import check
 
 # %% [markdown]
 # ### Exercise 01.model_state_bytes

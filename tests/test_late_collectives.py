@@ -145,7 +145,9 @@ def test_futures_and_polling(how):
         future.wait()
         return (future.value()[0] if how == "value" else tensor).tolist()
 
-    assert run(ask, args=(how,)) == [[1.0 if how == "then" else 2.0] * 2] * 2
+    record = launch(ask, 2, args=(how,), device="cpu", slow_ranks={0, 1})
+    assert record.results == [[1.0 if how == "then" else 2.0] * 2] * 2
+    assert all(calls[0].completed is not None for calls in record.calls)
 
 
 def test_copies_are_not_the_learners_memory():

@@ -179,3 +179,24 @@ def test_theory_is_the_ground_floor():
                 assert {name, name.split(".")[0], ".".join(name.split(".")[:2])} & allowed, (
                     f"{file.name} imports {name}"
                 )
+
+
+@pytest.mark.parametrize(
+    ("op", "seconds"),
+    [
+        ("all_reduce", 6 * (1 + 2 * 25)),
+        ("reduce_scatter", 3 * (1 + 2 * 25)),
+        ("all_gather", 3 * (1 + 2 * 25)),
+        ("all_to_all", 3 * (1 + 2 * 25)),
+        ("broadcast", 3 * 1 + 2 * 100),
+        ("reduce", 3 * 1 + 2 * 100),
+        ("send", 1 + 2 * 100),
+        ("barrier", 2 * 1),
+    ],
+)
+def test_time_of_one_operation(op, seconds):
+    assert theory.collective_time(op, 100, 4, 1, 2) == seconds
+
+
+def test_alone_only_messages_take_time():
+    assert all(theory.collective_time(op, 100, 1, 1, 2) == 0 for op in theory.OPERATIONS if op not in ("send", "recv"))

@@ -21,6 +21,14 @@ class Where:
     function: str
 
 
+@dataclass(frozen=True)
+class Link:
+    """What each rank sends over: latency in seconds a message, bandwidth in bytes per second."""
+
+    latency: float
+    bandwidth: float
+
+
 @dataclass(slots=True)
 class Call:
     """One communication call of one rank: what it was, what it moved, when it began and ended.
@@ -43,6 +51,9 @@ class Call:
     where: Where | None = None
     group: tuple[int, ...] = ()  # global ranks that take part in a collective
     what: str = ""  # of a transfer between devices: "parameters", "gradients", ... as far as known
+    size: float = 0.0  # bytes of the whole, unsharded tensor: n of `theory.collective_cost`
+    link_began: float | None = None  # with a `Link`: when it began to carry this call, and when it was done
+    link_ended: float | None = None
 
     @property
     def point_to_point(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..records import Event, RankMemory
+from ..records import Event, Link, RankMemory
 from .memory import Labels, MemoryMeter
 from .mode import MeterMode
 from .states import StateFinder
@@ -20,8 +20,10 @@ from .tap import Callback, Status, Tap
 class Instruments:
     """The tap is always on, since it tells whom a rank waits for. meter=False leaves out records and the mode."""
 
-    def __init__(self, rank: int, began: float, status: Status, meter: bool, slow: bool) -> None:
-        self.tap = Tap(rank, began, status, keep=meter, slow=slow)
+    def __init__(
+        self, rank: int, began: float, status: Status, meter: bool, slow: bool = False, link: Link | None = None
+    ) -> None:
+        self.tap = Tap(rank, began, status, keep=meter, slow=slow, link=link)
         self.memory = MemoryMeter(rank, self.tap.now) if meter else None
         self.marks: list[Event] = []
         self.labelled: Labels | None = self.memory  # what `label` reaches

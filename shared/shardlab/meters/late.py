@@ -64,7 +64,10 @@ class LateCollective(Work):
         return True
 
     def is_completed(self) -> bool:
-        return self._real.is_completed() and self._deliver()
+        done = self._real.is_completed() and self._deliver()
+        if done:
+            self._collectives.completed(self)
+        return done
 
     def get_future(self) -> Any:
         if self._future is None:
@@ -76,6 +79,7 @@ class LateCollective(Work):
 
     def _complete_future(self) -> None:
         self._deliver()
+        self._collectives.completed(self)
         self._future.set_result(list(self._outputs))
 
     def exception(self) -> Any:
@@ -87,10 +91,15 @@ class LateCollective(Work):
 
 
 class LateCollectives:
-    """Makes the collectives of one rank late. waited, plain_wait: see held.HeldSends."""
+    """Makes the collectives of one rank late. waited, plain_wait: see held.HeldSends. completed(work) tells the tap."""
 
-    def __init__(self, waited: Callable[[Work, Callable], Any], plain_wait: Callable[[Work], Any]) -> None:
-        self.waited, self.plain_wait = waited, plain_wait
+    def __init__(
+        self,
+        waited: Callable[[Work, Callable], Any],
+        plain_wait: Callable[[Work], Any],
+        completed: Callable[[Work], None],
+    ) -> None:
+        self.waited, self.plain_wait, self.completed = waited, plain_wait, completed
 
     def issue(self, signature: Signature, original: Callable, group: Any, args: tuple, rank_is_root: bool) -> Work:
         """rank_is_root: of a broadcast. Its root only reads."""

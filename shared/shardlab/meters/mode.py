@@ -42,7 +42,7 @@ class MeterMode(TorchDispatchMode):
                 self.tap.withdraw(*noted)
             raise
         if noted is not None:
-            self._follow(result, *noted)
+            result = self._follow(result, *noted)
         self.memory.saw(args)
         self.memory.saw((result,))
         if func is _DETACH and _accumulating_gradient():
@@ -58,13 +58,16 @@ class MeterMode(TorchDispatchMode):
         tensors = [] if signature.op == "barrier" else tensors_in(args[signature.tensors])
         return self.tap.note(signature, tensors, _group(named), root, named.get("tag", 0))
 
-    def _follow(self, result: Any, call: Any, turn: Any) -> None:
-        work = result[-1] if isinstance(result, (tuple, list)) and result else result
-        if isinstance(work, torch.ScriptObject):
-            self.tap.adopt(Work.unbox(work), call, turn)
-        else:
+    def _follow(self, result: Any, call: Any, turn: Any) -> Any:
+        """Watches over a call that C++ code made. Returns what that code gets as the operation's result."""
+        several = isinstance(result, (tuple, list)) and len(result) > 0
+        work = result[-1] if several else result
+        if not isinstance(work, torch.ScriptObject):
             for tensor in tensors_in(result):
                 self._functional[tensor.untyped_storage()._cdata] = (call, turn)
+            return result
+        handle = self.tap.adopt(Work.unbox(work), call, turn)
+        return (*result[:-1], handle.boxed()) if several else handle.boxed()
 
     def _wait(self, tensor: torch.Tensor) -> torch.Tensor:
         """Functional collectives hand out tensors, and `wait_tensor` waits for one."""

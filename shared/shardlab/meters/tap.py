@@ -18,10 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from ..records import POINT_TO_POINT, Call
+from ..records import POINT_TO_POINT, Call, Link
 from ..theory import collective_cost
 from .held import HeldSends
 from .late import LateCollectives
+from .link import LinkQueue
 from .signatures import METHODS, Signature, ranks_of, root_of, tag_of, tensors_in
 from .where import caller
 
@@ -53,14 +54,25 @@ class Tap:
 
     rank: global rank. began: the launch's start on the machine's monotonic clock, in seconds. keep: whether to keep
     the calls, or only to publish what the rank is waiting for. slow: messages and collectives complete as late as
-    they may (see held.py, late.py).
+    they may (see held.py, late.py). link: what operations go over (see link.py); not together with slow.
     """
 
-    def __init__(self, rank: int, began: float, status: Status, keep: bool = True, slow: bool = False) -> None:
+    def __init__(
+        self,
+        rank: int,
+        began: float,
+        status: Status,
+        keep: bool = True,
+        slow: bool = False,
+        link: Link | None = None,
+    ) -> None:
         self.rank, self.began, self.status, self.keep = rank, began, status, keep
         self._wait, self._get_future, self._is_completed = Work.wait, Work.get_future, Work.is_completed
         self.held = HeldSends(self.waited, self._wait) if slow else None
-        self.late = LateCollectives(self.waited, self._wait) if slow else None
+        self.late = LateCollectives(self.waited, self._wait, self._completed) if slow else None
+        self.link = (
+            LinkQueue(link, self.waited, self._completed, self._wait, self._get_future, self.now) if link else None
+        )
         self.calls: list[Call] = []
         self.callbacks: list[Callback] = []
         self.before_call: Callable[[tuple], None] | None = None  # gets the arguments of each call
@@ -136,6 +148,8 @@ class Tap:
                     work = self.late.issue(signature, issue, group, args, call.peer == self.rank)
                 else:
                     work = issue(group, *args, **kwargs)
+                if self.link is not None and work is not None:
+                    work = self.link.issued(work, call)
             except Exception:
                 self.withdraw(call, turn)
                 raise
@@ -155,12 +169,12 @@ class Tap:
         """Counts a call that is about to be issued. `root` is a group rank. Returns it and its turn."""
         ranks = ranks_of(group)
         peer = None if root is None or root < 0 else ranks[root]
-        numel = 0 if signature.op == "barrier" else sum(tensor.numel() for tensor in tensors)
-        nbytes = 0 if signature.op == "barrier" else sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        numel = sum(tensor.numel() for tensor in tensors)
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        full = nbytes if signature.whole else nbytes * len(ranks)
         if signature.op in POINT_TO_POINT:
-            sent, received = (float(nbytes), 0.0) if signature.op == "send" else (0.0, float(nbytes))
+            sent, received = (float(full), 0.0) if signature.op == "send" else (0.0, float(full))
         else:
-            full = nbytes if signature.whole else nbytes * len(ranks)
             sent, received = collective_cost(signature.op, full, len(ranks), ranks.index(self.rank), root or 0)
         call = Call(
             rank=self.rank,
@@ -174,6 +188,7 @@ class Tap:
             issued=self.now(),
             where=caller(),
             group=ranks,
+            size=float(full),
         )
         for callback in self.callbacks:
             callback(call, tensors[0] if tensors else None)
@@ -219,13 +234,19 @@ class Tap:
         self._complete(call)
         return result
 
-    def adopt(self, work: Work, call: Call, turn: Turn) -> None:
-        """Takes over a call that C++ code issued: its completion is noted when the work is done."""
+    def adopt(self, work: Work, call: Call, turn: Turn) -> Work:
+        """Takes over a call that C++ code issued: its completion is noted when the work is done.
+
+        Returns the handle that this code shall wait for.
+        """
+        if self.link is not None:
+            work = self.link.issued(work, call)
         self._by_work[work] = (call, turn)
         with contextlib.suppress(RuntimeError):  # not every backend offers a future; it then stays without completion
-            future = self._get_future(work)
+            future = self._get_future(work) if self.link is None else work.get_future()
             self._adopted[call.index] = (call, future)
             future.add_done_callback(lambda _: self._notified(call))
+        return work
 
     def _notified(self, call: Call) -> None:
         self._adopted.pop(call.index, None)

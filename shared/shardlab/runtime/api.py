@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LaunchError, UsageError
-from ..records import Run
+from ..records import Link, Run
 from . import processes, report
 from .arguments import Backend, checked, choose_backend, explain_pickling
 from .board import Board
@@ -36,6 +36,7 @@ def launch(
     timeout: float = 60.0,
     meter: bool = True,
     slow_ranks: Collection[int] = (),
+    link: Link | None = None,
 ) -> Run:
     """Runs `fn(*args, **kwargs)` on `world_size` processes with torch.distributed initialised.
 
@@ -47,11 +48,13 @@ def launch(
     meter: False leaves out run.calls, run.traffic, run.events and run.memory, and their cost.
     slow_ranks: ranks whose messages and collectives complete as late as they may (see meters/held.py and late.py), so
     that a missing wait shows every time.
+    link: what every rank sends over, a `records.Link`: operations then take the time that its latency and bandwidth say
+    (see meters/link.py). Without it they are as fast as the machine is.
 
     Raises UsageError for arguments that cannot work, and LaunchError, which names the cause, when a rank raises, exits,
     dies, deadlocks or makes no progress. No process is left behind in any case.
     """
-    call = checked(fn, world_size, args, kwargs, device, timeout, slow_ranks)
+    call = checked(fn, world_size, args, kwargs, device, timeout, slow_ranks, link)
     backend = choose_backend(device, world_size)
     working_directory = _working_directory()
     try:
@@ -69,6 +72,7 @@ def launch(
             began=began,
             meter=meter,
             slow=frozenset(slow_ranks),
+            link=link,
             threads=max(1, (os.cpu_count() or 1) // world_size),
             working_directory=working_directory,
             environment=dict(os.environ),

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ..errors import UsageError
 from ..meters import inside_rank
+from ..records import Link
 from .job import why_not
 
 Call = tuple[Callable[..., Any], tuple, dict[str, Any]]
@@ -52,7 +53,9 @@ def choose_backend(device: str, world_size: int, quiet: bool = False) -> Backend
     return chosen
 
 
-def checked(fn: Any, world_size: Any, args: Any, kwargs: Any, device: Any, timeout: Any, slow_ranks: Any) -> Call:
+def checked(
+    fn: Any, world_size: Any, args: Any, kwargs: Any, device: Any, timeout: Any, slow_ranks: Any, link: Any
+) -> Call:
     """The call that each rank will make. Raises UsageError naming the argument that cannot be used."""
     if inside_rank():
         raise UsageError("launch was called inside a rank. A rank is one process; only the notebook starts ranks.")
@@ -80,9 +83,21 @@ def checked(fn: Any, world_size: Any, args: Any, kwargs: Any, device: Any, timeo
     strangers = [rank for rank in slow_ranks if rank not in range(world_size)]
     if strangers:
         raise UsageError(f"slow_ranks names ranks from 0 to {world_size - 1}; got {strangers[0]!r}.")
+    _check_link(link, bool(slow_ranks))
     call = (fn, tuple(args), dict(kwargs or {}))
     _check_signature(*call)
     return call
+
+
+def _check_link(link: Any, slow: bool) -> None:
+    if link is None:
+        return
+    if not isinstance(link, Link):
+        raise UsageError(f"link is a Link(latency=seconds, bandwidth=bytes per second); got {_described(link)}.")
+    if not (link.latency >= 0 and link.bandwidth > 0):
+        raise UsageError(f"a link's latency is at least 0 seconds, its bandwidth above 0 bytes per second; got {link}.")
+    if slow:
+        raise UsageError("slow_ranks and link both say when operations complete: give one of them.")
 
 
 def _check_signature(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from ..records import Call, Event, RankMemory, Where
+from ..records import Call, Event, Link, RankMemory, Where
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Job:
     began: float  # monotonic clock, seconds
     meter: bool
     slow: frozenset[int]
+    link: Link | None
     threads: int  # torch threads of a rank
     working_directory: str
     environment: dict[str, str]

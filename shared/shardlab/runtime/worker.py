@@ -84,7 +84,7 @@ def _work(rank: int, job: Job, writer: Writer) -> tuple:
         timeout=FOREVER,
         device_id=torch.device("cuda", rank) if job.device == "cuda" else None,
     )
-    instruments = Instruments(rank, job.began, writer, meter=job.meter, slow=rank in job.slow)
+    instruments = Instruments(rank, job.began, writer, meter=job.meter, slow=rank in job.slow, link=job.link)
     writer.running()
     with instruments.on():
         fn, args, kwargs = load(job.function_file)  # inside, so that tensors among the arguments count

@@ -81,6 +81,26 @@ def ring_naive_crossover_bytes(world_size: int, alpha: float, beta: float) -> fl
     return _crossover(count - 2, (count - 1) ** 2 / count, alpha, beta)
 
 
+def collective_time(op: str, nbytes: float, world_size: int, alpha: float, beta: float) -> float:
+    """Seconds of one operation by the algorithm whose bytes `collective_cost` counts (n as there).
+
+    all_reduce: a ring, 2(N-1) (alpha + beta n/N). reduce_scatter, all_gather, all_to_all, gather, scatter: N-1 messages
+    one after the other, (N-1) (alpha + beta n/N). broadcast, reduce: a chain in many small pieces, of which the last
+    has N-1 links to go, (N-1) alpha + beta n. send, recv: alpha + beta n. barrier: ceil(log2 N) alpha.
+    """
+    one_of("op", op, OPERATIONS)
+    count = ranks(world_size)
+    if op in ("send", "recv"):
+        return message_time(nbytes, alpha, beta)
+    if op == "barrier":
+        return tree_rounds(count) * message_time(0, alpha, beta)
+    if op == "all_reduce":
+        return ring_all_reduce_time(nbytes, count, alpha, beta)
+    if op in ("broadcast", "reduce"):
+        return (count - 1) * message_time(0, alpha, beta) + (message_time(nbytes, 0, beta) if count > 1 else 0.0)
+    return ring_phase_time(nbytes, count, alpha, beta)
+
+
 def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
     """Bytes per second, as the caller sees it: n / t. Source: nccl-tests, "Algorithm bandwidth"."""
     return real("nbytes", nbytes) / real("seconds", seconds, above_zero=True)
