@@ -1,0 +1,319 @@
+"""Judges what an engine showed: the gradients after backward, whether it stepped, its scale, its weights, its calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import CheckFailed
+from ..records import Call
+from ..theory import format_bytes
+from .observe import Trial, line_at, line_of
+from .states_play import Played, StepSeen
+from .states_reference import VARIATIONS, Expected, expected
+from .states_script import EngineCase, Script
+
+MOST_CALLS = 4  # of torch.distributed in one step: a flag, and a little room
+MOST_BYTES = 1024  # of one of them
+TOLERANCE = 4e-6  # of a weight of size 1: float32 arithmetic of a dozen steps
+CLOSER = 10  # a variation explains what was seen when it is this many times closer than the right numbers
+
+
+@dataclass(frozen=True)
+class Judge:
+    """One case of one trial. played[r]: what rank r showed."""
+
+    trial: Trial
+    index: int
+    case: EngineCase
+    played: Sequence[Played]
+
+    def all(self) -> None:
+        """Raises CheckFailed at the first step in which any rank's engine is wrong."""
+        for rank, one in enumerate(self.played):
+            if one.lacks:
+                raise self._failed("signature", rank, one.lacks, "backward(loss), step(), zero_grad() and scale")
+        ranks = range(len(self.played))
+        for engine, script in enumerate(self.case.scripts):
+            right = [expected(script, rank, len(ranks)) for rank in ranks]
+            for number in range(len(script.steps)):
+                at = _Moment(self, engine, script, number, right)
+                at.calls()
+                for rank in ranks:
+                    at.gradients(rank)
+                at.decisions()
+                for rank in ranks:
+                    at.weights(rank)
+        if self.case.same_end:
+            self._same_end()
+
+    def _same_end(self) -> None:
+        for rank, one in enumerate(self.played):
+            ends = [seen[-1].weights or [] for seen in one.steps]
+            for parameter, (first, second) in enumerate(zip(*ends, strict=True)):
+                if not torch.equal(first, second):
+                    raise self._failed(
+                        "values",
+                        rank,
+                        f"after skipped steps parameter {parameter} differs from that of an engine that never had them,"
+                        f" by {float((first - second).abs().max()):.3g}",
+                        "equal to the last bit: a skip leaves weights, master weights, moments and step count alone",
+                        line_at(one.steps[0][-1].where),
+                    )
+
+    def _failed(self, reason: str, rank: int, seen: str, wanted: str = "", look: str = "") -> CheckFailed:
+        alone = self.trial.world_size == 1
+        at = self.case.name if alone else f"rank {rank}, N = {self.trial.world_size}, {self.case.name}"
+        return self.trial.failed(self.index, reason, f"{at}: {seen}", wanted, look)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """One step of one engine on all ranks. right[r]: what rank r should show, for all steps."""
+
+    judge: Judge
+    engine: int
+    script: Script
+    number: int
+    right: list[list[Expected]]
+
+    def seen(self, rank: int) -> StepSeen:
+        return self.judge.played[rank].steps[self.engine][self.number]
+
+    @property
+    def when(self) -> str:
+        which = f"engine {self.engine + 1} of {len(self.judge.case.scripts)}, " if self._several else ""
+        return f"{which}step {self.number + 1}"
+
+    @property
+    def _several(self) -> bool:
+        return len(self.judge.case.scripts) > 1 and not self.judge.case.same_end
+
+    def failed(self, reason: str, rank: int, seen: str, wanted: str = "", look: str = "") -> CheckFailed:
+        look = look or line_at(self.seen(rank).where)
+        return self.judge._failed(reason, rank, f"{self.when}: {seen}", wanted, look)
+
+    def calls(self) -> None:
+        for rank in range(len(self.right)):
+            calls = self.seen(rank).calls
+            large = [call for call in calls if max(call.sent, call.received) > MOST_BYTES]
+            if large:
+                moved = format_bytes(max(large[0].sent, large[0].received))
+                wanted = "one number from each rank: whether it has an overflow. Averaging gradients is not step's task"
+                raise self.failed("bytes", rank, f"{large[0].op} moves {moved}", wanted, line_of(large[0]))
+            if len(calls) > MOST_CALLS:
+                wanted = "one all-reduce for all parameters together"
+                raise self.failed(
+                    "calls", rank, f"step makes {len(calls)} {_ops(calls)} calls", wanted, line_of(calls[0])
+                )
+
+    def gradients(self, rank: int) -> None:
+        """Of `.grad` after backward, before anything else was done to it."""
+        scale = self._scale_before
+        true = self.script.gradients(self.number, rank)
+        pairs = zip(self.seen(rank).gradients, self.right[rank][self.number].gradients, strict=False)
+        for parameter, (seen, wanted) in enumerate(pairs):
+            if wanted is None or (seen is not None and _close(seen, wanted)):
+                continue
+            gradient = true[parameter]
+            assert gradient is not None
+            if seen is None:
+                said, look = f"parameter {parameter} has no .grad after backward(loss)", ""
+            else:
+                place = _worst(seen, wanted)
+                said = (
+                    f"parameter {parameter}, element {place}: after backward(loss) .grad is"
+                    f" {_number(seen, place)}, where the loss's gradient is {_number(gradient, place)}"
+                )
+                look = self._about_gradient(seen, wanted, gradient, scale, parameter)
+            times = self.script.steps[self.number].backwards
+            added = f", added up over {times} calls of backward" if times > 1 else ""
+            place = 0 if seen is None else _worst(seen, wanted)
+            raise self.failed(
+                "values", rank, said, f"{_number(wanted, place)}: scale {scale:g} times that{added}", look
+            )
+
+    def _about_gradient(
+        self, seen: torch.Tensor, wanted: torch.Tensor, gradient: torch.Tensor, scale: float, parameter: int
+    ) -> str:
+        dtype = self.script.dtype(parameter)
+        times = self.script.steps[self.number].backwards
+        if _close(seen, (gradient * times).to(dtype)) and scale != 1:
+            return "backward: the loss is to be multiplied by the scale before its backward"
+        if _close(seen, ((gradient.to(dtype) * times) * scale).to(dtype)):
+            return (
+                "the scaling comes too late: what underflowed in backward stays zero. Scale the loss, not the gradients"
+            )
+        if times > 1 and _close(seen, wanted / times):
+            return "backward adds to .grad, as loss.backward() does: who wants it empty calls zero_grad()"
+        if self.number:
+            return "is the old gradient still there? zero_grad() is called after every step"
+        return ""
+
+    def decisions(self) -> None:
+        """Whether each rank stepped, and its scale afterwards."""
+        wanted = self.right[0][self.number]
+        step = self.script.steps[self.number]
+        answers = [self.seen(rank).returned for rank in range(len(self.right))]
+        for rank, returned in enumerate(answers):
+            if isinstance(returned, str):
+                truth = "True when it stepped, False when it skipped"
+                raise self.failed("values", rank, f"step() returned {returned}", truth)
+        if any(answer == wanted.overflow for answer in answers):
+            rank = next(rank for rank, answer in enumerate(answers) if answer == wanted.overflow)
+            raise self._wrong_decision(rank, answers, wanted, step.bad)
+        for rank in range(len(self.right)):
+            scale = self.seen(rank).scale
+            if scale != wanted.scale:
+                raise self._wrong_scale(rank, scale, wanted.scale)
+
+    def _wrong_decision(self, rank: int, answers: list, wanted: Expected, bad: Sequence) -> CheckFailed:
+        others = ""
+        if len(set(answers)) > 1:
+            said = [f"rank {other} {'stepped' if answer else 'skipped'}" for other, answer in enumerate(answers)]
+            others = f" ({', '.join(said)})"
+        if wanted.overflow:
+            places = " and ".join(map(str, bad[:2])) or "a gradient that overflowed"
+            all_ranks = ", on every rank" if len(answers) > 1 else ""
+            expectation = (
+                f"False{all_ranks}: any inf or NaN in any gradient{' of any rank' * bool(all_ranks)} is an overflow"
+            )
+            return self.failed("values", rank, f"{places}: step() returned True{others}", expectation)
+        largest = max(
+            (float(each.abs().max()) for each in self.right[rank][self.number].gradients if each is not None), default=0
+        )
+        detail = (
+            f"gradients are finite, the largest in .grad is {largest:g}" if largest else "no gradient is inf or NaN"
+        )
+        return self.failed("values", rank, f"{detail}: step() returned False{others}", "True: a step")
+
+    def _wrong_scale(self, rank: int, scale: float, wanted: float) -> CheckFailed:
+        before = max(0, self.number - 5)
+        history = [
+            f"{'overflow' if self.right[0][step].overflow else 'good'} {self.seen_at(rank, step).scale:g}"
+            for step in range(before, self.number + 1)
+        ]
+        interval = self.script.option("growth_interval")
+        if self.right[0][self.number].overflow:
+            rule = "an overflow halves the scale, never below 1"
+        else:
+            rule = (
+                f"it doubles after growth_interval = {interval} steps in a row without overflow, counted anew each time"
+            )
+        first = f"from {self.script.option('scale'):g}: " if not before else "... "
+        said = f"scale {scale:g} after {first}{', '.join(history)}"
+        return self.failed("values", rank, said, f"{wanted:g}: {rule}")
+
+    def seen_at(self, rank: int, step: int) -> StepSeen:
+        return self.judge.played[rank].steps[self.engine][step]
+
+    def weights(self, rank: int) -> None:
+        seen, wanted = self.seen(rank), self.right[rank][self.number]
+        if seen.weights is None:
+            return
+        alternatives = [expected(self.script, rank, len(self.right), how)[self.number] for how in self.script.accepts]
+        for parameter, weight in enumerate(seen.weights):
+            if weight.dtype != self.script.dtype(parameter):
+                dtypes = f"{_short(weight.dtype)} now", f"{_short(self.script.dtype(parameter))}, as before"
+                raise self.failed("values", rank, f"parameter {parameter} is {dtypes[0]}", dtypes[1])
+        if wanted.overflow:
+            self._unchanged(rank, seen.weights)
+        if not any(self._agree(seen.weights, right.weights) for right in [wanted, *alternatives]):
+            raise self._wrong_weights(rank, seen.weights, wanted)
+        if not seen.cleared:
+            raise self.failed("values", rank, "after zero_grad() a gradient is left", "None, or zeros", "zero_grad")
+
+    def _unchanged(self, rank: int, weights: list[torch.Tensor]) -> None:
+        if not self.number:
+            before: list[torch.Tensor] | None = [
+                weight.to(self.script.dtype(parameter)) for parameter, weight in enumerate(self.script.weights(rank))
+            ]
+        else:
+            before = self.seen_at(rank, self.number - 1).weights
+        for parameter, (now, then) in enumerate(zip(weights, before or weights, strict=True)):
+            if not torch.equal(now, then):
+                place = _worst(now, then)
+                said = f"step() skipped, yet parameter {parameter}, element {place} went from"
+                said += f" {_number(then, place)} to {_number(now, place)}"
+                raise self.failed("values", rank, said, "a skipped step changes no weight, not by one bit")
+
+    def _agree(self, weights: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+        return all(_excess(weight, right) <= 0 for weight, right in zip(weights, wanted, strict=True))
+
+    def _wrong_weights(self, rank: int, weights: list[torch.Tensor], wanted: Expected) -> CheckFailed:
+        excess = [_excess(weight, right) for weight, right in zip(weights, wanted.weights, strict=True)]
+        parameter = next(place for place, one in enumerate(excess) if one > 0)
+        weight, right = weights[parameter], wanted.weights[parameter]
+        place = _worst(weight, right)
+        start = self.script.weights(rank)[parameter]
+        said = f"parameter {parameter}, {_short(weight.dtype)}, element {place}: {_number(start, place)}"
+        if _number(start, place) == _number(weight, place):
+            said += " has not moved"
+        else:
+            said += f" has become {_number(weight, place)}"
+        return self.failed("values", rank, said, _number(right, place), self._explained(rank, weights, wanted))
+
+    def _explained(self, rank: int, weights: list[torch.Tensor], wanted: Expected) -> str:
+        """The words of the variation that gives what was seen, if one does."""
+        for how, words in VARIATIONS.items():
+            if how in self.script.accepts:
+                continue
+            other = expected(self.script, rank, len(self.right), how)[self.number].weights
+            if all(weight.isfinite().all() for weight in other) and self._agree(weights, other):
+                return words
+        for parameter, weight in enumerate(weights):
+            if not weight.isfinite().all():
+                return f"parameter {parameter} holds inf or NaN: a division by zero? The first step is t = 1"
+        unmoved = all(
+            torch.equal(weight.double(), start)
+            for weight, start in zip(weights, self.script.weights(rank), strict=True)
+        )
+        if unmoved and self.number > 10 and weights[0].dtype != torch.float32:
+            eps = torch.finfo(weights[0].dtype).eps
+            return (
+                f"{self.number + 1} updates too small for {_short(weights[0].dtype)}, whose next number after 1 is"
+                f" 1 + {eps:.2g}: they must add up in float32 master weights that live from step to step"
+            )
+        if unmoved and any(step.power < -20 for step in self.script.steps[: self.number + 1]):
+            return "the gradient became zero when it was unscaled in 16 bits: convert it to float32, then divide"
+        return ""
+
+    @property
+    def _scale_before(self) -> float:
+        if not self.number:
+            return float(self.script.option("scale"))
+        return self.right[0][self.number - 1].scale
+
+
+def _excess(weight: torch.Tensor, right: torch.Tensor) -> float:
+    """By how much the worst element is off beyond what rounding explains; 0 or less is right, NaN is infinite."""
+    room = TOLERANCE * (1 + right.abs())
+    if weight.dtype != torch.float32:
+        spacing = torch.finfo(weight.dtype).eps * 2.0 ** right.abs().clamp_min(2.0**-14).log2().floor()
+        room = room + 0.5 * spacing
+    off = (weight.double() - right).abs() - room
+    return math.inf if off.isnan().any() else float(off.max()) if off.numel() else 0.0
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one.double(), other.double(), rtol=2e-3, atol=0, equal_nan=True)
+
+
+def _worst(one: torch.Tensor, other: torch.Tensor) -> int:
+    off = (one.double() - other.double()).abs().nan_to_num(math.inf, math.inf)
+    return int(off.view(-1).argmax())
+
+
+def _number(tensor: torch.Tensor, place: int) -> str:
+    return f"{float(tensor.reshape(-1)[place]):.6g}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _ops(calls: Sequence[Call]) -> str:
+    return " and ".join(sorted({call.op for call in calls})[:3])
