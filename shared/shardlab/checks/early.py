@@ -41,14 +41,11 @@ class EarlyUse(TorchDispatchMode):
 
     def issued(self, call: Call, tensor: torch.Tensor | None) -> None:
         """To be told of every call, before it is issued."""
-        if not call.point_to_point or tensor is None or not tensor.numel():
+        if tensor is None or not tensor.numel():
             return
-        self._used(tensor, written=call.op == "recv")
-        self.watch(call, tensor)
-
-    def watch(self, call: Call, buffer: torch.Tensor) -> None:
-        """Until `call` is completed, `buffer` must not be used."""
-        self._open.append((call, buffer))
+        if call.point_to_point:
+            self._used(tensor, written=call.op == "recv")
+        self._open.append((call, tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self._left -= 1
