@@ -156,7 +156,7 @@ def test_lines_of_all_ranks_in_their_order(tmp_path: Path) -> None:
 def test_an_index_error_names_the_short_list_and_both_functions() -> None:
     failed, _ = failure(ar_torch_chunk, "04.ring_all_reduce")
     assert "1 element" in failed.seen
-    assert failed.expected == "a chunk for each of the 2 ranks; here chunks has 1"
+    assert failed.expected == "one for each of the 2 ranks; here chunks has 1"
     assert re.search(r"ring_right.py, line (31: outgoing|32: mine) = chunks\[", failed.look), (
         "whichever rank comes first"
     )

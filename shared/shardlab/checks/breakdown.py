@@ -35,10 +35,13 @@ def breakdown(trial: Trial) -> CheckFailed:
     raised = [note for note in trial.notes[rank] if isinstance(note, Raised) and not waited]
     if raised and raised[0].type == "NotImplementedError" and raised[0].own:
         return trial.failed(case, "not written", line_at(raised[0].where))
-    different = _different_sizes(trial)
+    uneven = _uneven_collectives(trial, case)
+    if uneven:
+        return uneven
+    different = _different_sizes(trial, case)
     if different:
         said, call = different
-        hint = "both sides of a message mean the same chunk: as many elements, of the same dtype"
+        hint = "both sides of a message mean the same data: as many elements, of the same dtype"
         return trial.failed(case, "crash", f"N = {trial.world_size}, {said}", hint, line_at(call.where))
     if raised:
         return _raised(trial, rank, raised[0])
@@ -67,22 +70,50 @@ def _stopped(trial: Trial, error: LaunchError) -> tuple[int, int]:
 def _stranger(trial: Trial, rank: int, note: Stranger) -> CheckFailed:
     n, verb = trial.world_size, "sends to" if note.op == "send" else "receives from"
     if note.alone:
-        said, expected = f"N = {n}: rank {rank} {verb} itself", "messages between neighbours"
-        expected += "; with N = 1 there is nothing to do" if n == 1 else f": (r + 1) % N and (r - 1) % N, with N = {n}"
+        said, expected = f"N = {n}: rank {rank} {verb} itself", "messages between two different ranks"
+        expected += "; with N = 1 there is nothing to do that takes a message" if n == 1 else ""
     else:
         ranks = f"ranks are {'0 and' if n == 2 else '0 to'} {n - 1}"
         said = f"N = {n}: rank {rank} {verb} rank {note.peer}; {ranks}: forgotten % N?"
-        expected = "the ring closes: after rank N-1 comes rank 0"
+        expected = "counting on from rank N-1 one comes to rank 0 again: (r + k) % N"
     return trial.failed(note.case, "crash", said, expected, line_at(note.where))
 
 
-def _different_sizes(trial: Trial) -> tuple[str, Issued] | None:
-    """The first message of the last case whose two ends disagree: gloo ends the process that receives it."""
-    ends: dict[tuple[int, int, str], list[Issued]] = {}
+def _issued(trial: Trial, case: int, rank: int) -> list[Issued]:
+    """The calls that a rank made in a case."""
+    of_case, issued = -1, []
+    for note in trial.notes[rank]:
+        if isinstance(note, Begun):
+            of_case = note.case
+        elif isinstance(note, Issued) and of_case == case:
+            issued.append(note)
+    return issued
+
+
+def _uneven_collectives(trial: Trial, case: int) -> CheckFailed | None:
+    """When a rank came to the end of the case without a collective that another one calls in it.
+
+    The check's own barrier at the end of a case then meets that call, and what follows is one call out of step.
+    """
+    calls = [[one for one in _issued(trial, case, rank) if one.peer is None] for rank in range(trial.world_size)]
     for rank, notes in enumerate(trial.notes):
-        begun = [place for place, note in enumerate(notes) if isinstance(note, Begun)]
-        for note in notes[begun[-1] :] if begun else []:
-            if isinstance(note, Issued) and note.peer is not None and note.op in ("send", "recv"):
+        if not any(isinstance(note, Observation) and note.case == case for note in notes):
+            continue
+        for other, more in enumerate(calls):
+            if len(more) > len(calls[rank]):
+                extra = more[len(calls[rank])]
+                said = f"{trial.at(case)}: rank {other} calls {extra.op}, and rank {rank} does not"
+                expected = "all ranks make the same collective calls (a barrier is one), not inside `if rank == ...`"
+                return trial.failed(case, "hang", said, expected, line_at(extra.where))
+    return None
+
+
+def _different_sizes(trial: Trial, case: int) -> tuple[str, Issued] | None:
+    """The first message of the case whose two ends disagree: gloo ends the process that receives it."""
+    ends: dict[tuple[int, int, str], list[Issued]] = {}
+    for rank in range(trial.world_size):
+        for note in _issued(trial, case, rank):
+            if note.peer is not None and note.op in ("send", "recv"):
                 path = (rank, note.peer) if note.op == "send" else (note.peer, rank)
                 ends.setdefault((*path, note.op), []).append(note)
     for (sender, receiver, op), sends in ends.items():
@@ -97,13 +128,13 @@ def _different_sizes(trial: Trial) -> tuple[str, Issued] | None:
 _EXPECTED = {
     "view size is not compatible": "view(-1) needs a contiguous tensor; reshape(-1) makes a copy if it must",
     "contiguous": "a message is one block of memory: send and recv take contiguous tensors only",
-    "does not require grad": "the collective works on the numbers: use detach() or torch.no_grad()",
-    "zero-dimensional": "a 0-d tensor has no dimension to cut: flatten it first",
-    "0 dimension": "a 0-d tensor has no dimension to cut: flatten it first",
+    "does not require grad": "messages carry numbers, not graphs: use detach() or torch.no_grad()",
+    "zero-dimensional": "a 0-d tensor has no dimension to cut or index: flatten it first",
+    "0 dimension": "a 0-d tensor has no dimension to cut or index: flatten it first",
+    "rank should not be the same": "two different ranks; with N = 1 there is nothing to do that takes a message",
     "Invalid destination rank": "ranks run from 0 to N-1, and a rank does not send to itself",
-    "rank should not be the same": "a rank cannot send to itself: with N = 1 there is nothing to do",
-    "must match the size": "tensors of one size: two chunks can differ in size",
-    "match the broadcast shape": "tensors of one size: two chunks can differ in size",
+    "must match the size": "tensors of one size: chunks can differ in size",
+    "match the broadcast shape": "tensors of one size: chunks can differ in size",
     "to be equal size": "chunks can differ in size",
 }
 
@@ -113,7 +144,7 @@ def _raised(trial: Trial, rank: int, raised: Raised) -> CheckFailed:
     expected = next((hint for words, hint in _EXPECTED.items() if words in raised.message), "")
     short = [f"{name} has {length}" for name, length in raised.lists if length != trial.world_size]
     if short:
-        expected = f"a chunk for each of the {trial.world_size} ranks; here {', '.join(short[:2])}"
+        expected = f"one for each of the {trial.world_size} ranks; here {', '.join(short[:2])}"
     look = line_at(raised.where) or _last_call(trial, rank)
     look += f"; called in {line_at(raised.caller)}" if raised.caller else ""
     said = f"{trial.at(raised.case, rank)}: {raised.type}: {text[:MOST_CHARACTERS]}"
@@ -137,38 +168,37 @@ def _hang(trial: Trial, case: int, error: LaunchError) -> CheckFailed:
     computing = [one for one in stuck if one.doing == "computing"]
     if error.kind == "timeout" and computing:
         cause = _endless(computing)
-    elif returned or not _nobody_could(trial, stuck):
+    elif returned or not _nobody_could(trial, case, stuck):
         # In the check's own barrier stands who has returned; the report cannot know that.
-        cause = _uneven(trial, [one.rank for one in stuck])
+        cause = _uneven(trial, case, [one.rank for one in stuck])
     line = next((f"{one.place}: {one.source}" for one in computing + stuck if one.source), "")
     seen = f"{trial.at(case)}: {'; '.join(said[:MOST_RANKS])}{more}"
     return trial.failed(case, "hang", seen, cause, line)
 
 
-def _nobody_could(trial: Trial, stuck: list[Standing]) -> bool:
+def _nobody_could(trial: Trial, case: int, stuck: list[Standing]) -> bool:
     """Whether all wait in a send, or all in a receive and nothing was sent: then the report's usual cause is right."""
     if all(one.call.startswith("send") for one in stuck):
         return True
     if all(one.call.startswith("recv") for one in stuck):
-        return not any(op == "send" for _, _, op in _issued(trial))
+        return not any(op == "send" for _, _, op in _messages(trial, case))
     return not any(one.call.startswith(("send", "recv")) for one in stuck)
 
 
-def _issued(trial: Trial) -> dict[tuple[int, int, str], int]:
-    """The messages of the last case: by sender, receiver, and which of the two has issued them."""
+def _messages(trial: Trial, case: int) -> dict[tuple[int, int, str], int]:
+    """How many messages of the case were issued: by sender, receiver, and by which of the two."""
     issued: dict[tuple[int, int, str], int] = {}
-    for rank, notes in enumerate(trial.notes):
-        begun = max((place for place, note in enumerate(notes) if isinstance(note, Begun)), default=0)
-        for note in notes[begun:]:
-            if isinstance(note, Issued) and note.op in ("send", "recv") and note.peer is not None:
+    for rank in range(trial.world_size):
+        for note in _issued(trial, case, rank):
+            if note.op in ("send", "recv") and note.peer is not None:
                 path = (rank, note.peer) if note.op == "send" else (note.peer, rank)
                 issued[*path, note.op] = issued.get((*path, note.op), 0) + 1
     return issued
 
 
-def _uneven(trial: Trial, stuck: list[int]) -> str:
+def _uneven(trial: Trial, case: int, stuck: list[int]) -> str:
     """The sends and receives between two ranks that do not match in number."""
-    issued, said = _issued(trial), []
+    issued, said = _messages(trial, case), []
     for source, target in sorted({(source, target) for source, target, _ in issued}):
         sends, receives = issued.get((source, target, "send"), 0), issued.get((source, target, "recv"), 0)
         if sends != receives and (source in stuck or target in stuck):

@@ -18,23 +18,26 @@ from ..records import Call, Where
 
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "is_same_size", "sym_")
 
+Tell = Callable[[Call, "Where | None", bool], None]
+
 
 @dataclass(frozen=True)
 class Early:
-    """call: a send whose buffer was written, or another call whose buffer was read or written, before wait()."""
+    """call: a send whose buffer was written, or another call whose buffer was read (or `written`), before wait()."""
 
     case: int
     call: Call
     where: Where | None
+    written: bool = False
 
 
 class EarlyUse(TorchDispatchMode):
-    """Calls `tell(call, where)` once for every message whose buffer is used too early.
+    """Calls `tell(call, where, written)` once for every message whose buffer is used too early.
 
     Calls `endless()` when there have been more than `most` operations.
     """
 
-    def __init__(self, tell: Callable[[Call, Where | None], None], most: int, endless: Callable[[], None]) -> None:
+    def __init__(self, tell: Tell, most: int, endless: Callable[[], None]) -> None:
         super().__init__()
         self._tell, self._left, self._endless = tell, most, endless
         self._open: list[tuple[Call, torch.Tensor]] = []
@@ -61,7 +64,7 @@ class EarlyUse(TorchDispatchMode):
         for call, buffer in list(self._open):
             if (call.op != "send" or written) and _overlap(tensor, buffer):
                 self._open = [one for one in self._open if one[0] is not call]
-                self._tell(call, caller())
+                self._tell(call, caller(), written)
 
 
 def _uses(func: Any, args: tuple, kwargs: dict) -> Iterator[tuple[torch.Tensor, bool]]:

@@ -18,13 +18,12 @@ import torch
 from ..errors import CheckFailed
 from ..theory import chunk_sizes
 from . import exercise
-from .breakdown import breakdown
-from .haste import never_waited_for, never_waits, order, used_early
+from .haste import by_luck, ended_well, order
+from .library import judge_calls
 from .notes import Case, Observation
 from .observe import Trial, check_signature, observe
 from .ring_cases import FLOAT32, ChunksCase, Data, TensorCase, clearer
-from .ring_traffic import judge_calls, judge_traffic, sent_by_busiest
-from .trial import unwaited_receives
+from .ring_traffic import judge_traffic, sent_by_busiest
 
 WORLD_SIZES = (2, 3, 4, 5, 1)
 LATE = ((3, (0,)), (4, (1, 2)))  # world size, ranks whose messages complete late
@@ -122,32 +121,13 @@ class Contract:
             if any(one.judged.finding for one in seen):
                 self._wrong_values(solution, trial, index, seen)
             judge_traffic(trial, case, index, seen, self.phases)
-        self._finish(trial)
+        ended_well(trial)
         return trial
 
-    def _finish(self, trial: Trial) -> None:
-        """Raises what a trial ended with, if it did not end well."""
-        hasty = never_waited_for(trial)
-        if hasty:
-            raise hasty
-        if trial.error:
-            raise breakdown(trial)
-
     def _wrong_values(self, solution: Callable, trial: Trial, index: int, seen: list[Observation]) -> None:
-        hasty = [call for one in seen for call in unwaited_receives(one.calls)]
-        if hasty:
-            raise never_waits(trial, index, hasty[0])
-        cases = list(trial.cases[: index + 1])
-        twin = clearer(cases[index])
+        twin = clearer(trial.cases[index])
         more = [twin] if twin else []
-        again = observe(self.exercise, solution, cases + more, trial.world_size, slow=[0], copy_sends=True)
-        for earlier in range(index + 1):
-            then, now = trial.observations(earlier), again.observations(earlier)
-            if now is None or [one.judged.digest for one in now] != [one.judged.digest for one in then or ()]:
-                raise order(trial, index, seen, again)
-        receives = [one for one in trial.early(index) if one.call.op == "recv"]
-        if receives and any(one.judged.unusable for one in seen):
-            raise used_early(trial, index, receives[0])
+        again = by_luck(solution, trial, index, seen, more, slow=[0])
         raise self._values(trial, index, seen, again.observations(index + 1) if twin else None)
 
     def _values(
@@ -178,7 +158,7 @@ class Contract:
                 break
             if any(one.judged.finding for one in seen):
                 raise order(trial, index, seen, trial)
-        self._finish(trial)
+        ended_well(trial)
         return trial
 
     def _verdict(self, trials: list[Trial]) -> str:

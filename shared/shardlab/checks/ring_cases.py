@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from .handed import Handed, dtype_name
 from .marked import Marks
 from .notes import Case, Judged, Prepared
-from .ring_values import Chunks, Handed, judge_all_gather, judge_all_reduce, judge_reduce_scatter
+from .ring_values import Chunks, judge_all_gather, judge_all_reduce, judge_reduce_scatter
 
 MARGIN = 3  # elements of a larger storage before and after what is handed in
 CANARY = 77
@@ -41,10 +42,6 @@ class Data:
 
 
 FLOAT32 = Data("marked", torch.float32)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # Views of a larger storage, by the name that a message uses.

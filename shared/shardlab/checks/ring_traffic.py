@@ -1,4 +1,4 @@
-"""Lab 04: which calls a ring makes, what its busiest rank sends, and whom it talks to."""
+"""Lab 04: what the busiest rank of a ring sends, and whom it talks to."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from dataclasses import dataclass
 
 from ..errors import CheckFailed
 from ..records import Call
-from ..theory import format_bytes
 from .notes import Case, Observation
 from .observe import Trial, line_of
 from .ring_cases import ChunksCase, TensorCase
 
-HARMLESS_BYTES = 64  # a collective up to this size carries a flag, not the tensor
-HARMLESS_TOTAL = 1024  # all flags of a case together
 LARGE_ENOUGH = 400  # elements a chunk from which bytes are judged: below, rounding could hide a step
 
 
@@ -42,25 +39,6 @@ def sent_by_busiest(seen: Sequence[Observation]) -> Traffic:
     return max((traffic_of(one.calls) for one in seen), key=lambda traffic: traffic.bytes)
 
 
-def judge_calls(trial: Trial, index: int, seen: Sequence[Observation]) -> None:
-    """Raises CheckFailed("calls") when a collective of the library carries the data."""
-    for rank, one in enumerate(seen):
-        total = 0.0
-        for call in one.calls:
-            moves = 0.0 if call.point_to_point else max(call.sent, call.received)
-            total += moves
-            if moves > HARMLESS_BYTES or total > HARMLESS_TOTAL:
-                moved = format_bytes(moves if moves > HARMLESS_BYTES else total)
-                moved += "" if moves > HARMLESS_BYTES else ", by and by"
-                raise trial.failed(
-                    index,
-                    "calls",
-                    f"{trial.at(rank, index)}: the library's {call.op} moves {moved}",
-                    "send and recv (isend, irecv) only; barriers and flags are fine",
-                    line_of(call),
-                )
-
-
 def judge_traffic(trial: Trial, case: Case, index: int, seen: Sequence[Observation], phases: int) -> None:
     """Raises CheckFailed("bytes") when a rank sends or receives too much, ("calls") when it talks to a stranger."""
     if trial.world_size == 1:
@@ -74,7 +52,7 @@ def judge_traffic(trial: Trial, case: Case, index: int, seen: Sequence[Observati
                 raise trial.failed(
                     index,
                     "calls",
-                    f"{trial.at(rank, index)}: it sends to rank {call.peer}",
+                    f"{trial.at(index, rank)}: it sends to rank {call.peer}",
                     f"in a ring a rank talks to its two neighbours only, here {min(neighbours)} and {max(neighbours)}",
                     line_of(call),
                 )

@@ -13,46 +13,12 @@ from typing import Any
 import torch
 
 from .element import Place, describe
+from .handed import IN_PLACE, Handed, changed_outside
 from .marked import Marks
 from .notes import Finding, Judged
 from .trial import digest_of, unusable
 
 MarksOf = Callable[[int], Marks] | None
-IN_PLACE = "in place: write into the tensor that was handed in (a += b, a.copy_(b)); a = a + b makes a new tensor"
-
-
-@dataclass(frozen=True)
-class Handed:
-    """A tensor that was handed in, and `memory`: the memory that it stood for then, which other views see too."""
-
-    tensor: torch.Tensor
-    memory: torch.Tensor
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Handed:
-        # detach() is another view of the same memory: `tensor.data = x` leaves it where it is.
-        return cls(tensor, tensor.detach())
-
-    def reshaped(self, name: str) -> Finding | None:
-        """When the tensor has another shape or type now."""
-        before, now = self.memory, self.tensor.detach()
-        if now.dtype != before.dtype:
-            return Finding(f"{name} is {_dtype(now)} now", f"{_dtype(before)}, as handed in")
-        if now.shape != before.shape:
-            return Finding(f"{name} has the shape {tuple(now.shape)} now", f"{tuple(before.shape)}, as handed in")
-        return None
-
-    def moved(self, name: str) -> Finding | None:
-        """When the tensor stands for other memory now."""
-        before, now = self.memory, self.tensor.detach()
-        if before.numel() and now.data_ptr() != before.data_ptr():
-            return Finding(
-                f"{name} stands for other memory now (its .data was replaced); the memory handed in has not changed"
-                " with it",
-                "the result in the memory that was handed in, where other views of it see it",
-                "copy_() into the tensor instead of giving it a new storage",
-            )
-        return None
 
 
 @dataclass(frozen=True)
@@ -103,7 +69,7 @@ def judge_all_reduce(
     if index is None:
         if moved and not _same(handed.tensor, want, parts):
             return _with(judged, moved)
-        return _with(judged, _outside("the tensor") if outside else None)
+        return _with(judged, changed_outside("the tensor") if outside else None)
     if moved:
         return _with(judged, moved)
     if torch.equal(got, parts[rank]):
@@ -133,7 +99,7 @@ def judge_reduce_scatter(chunks: Chunks) -> Judged:
         wrong = chunks.misplaced(rank)
         if wrong and not (rank < len(chunks.given) and _same(chunks.given[rank], _total(parts), parts)):
             return _with(judged, wrong)
-        return _with(judged, _outside("the chunks") if chunks.outside else None)
+        return _with(judged, changed_outside("the chunks") if chunks.outside else None)
     misplaced = chunks.misplaced(rank)
     if misplaced:
         return _with(judged, misplaced)
@@ -161,7 +127,7 @@ def judge_all_gather(chunks: Chunks) -> Judged:
             return _with(judged, misplaced)
         expected = f"chunk {owner} as rank {owner} had it, in place: in the tensor that was handed in"
         return _with(judged, _gathered(chunks, owner, index, expected))
-    return _with(judged, _outside("the chunks") if chunks.outside else None)
+    return _with(judged, changed_outside("the chunks") if chunks.outside else None)
 
 
 def _gathered(chunks: Chunks, owner: int, index: int, expected: str) -> Finding:
@@ -228,18 +194,6 @@ def _same(tensor: Any, want: torch.Tensor, parts: list[torch.Tensor]) -> bool:
         return False
     tolerance = _tolerance(parts) if len(parts) > 1 else 0 * want
     return _first_difference(tensor.detach().reshape(-1), want, tolerance) is None
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _outside(what: str) -> Finding:
-    return Finding(
-        f"elements of the storage outside {what} have been changed",
-        "only what was handed in changes: a tensor can be a view into a larger one",
-        "the storage behind a view belongs to others too",
-    )
 
 
 def _with(judged: Judged, finding: Finding | None) -> Judged:

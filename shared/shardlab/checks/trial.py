@@ -26,7 +26,7 @@ from .early import Early, EarlyUse
 from .notes import Again, Begun, Case, Dropped, Endless, Issued, Observation, Prepared, Stranger, raised_note
 from .printed import Listener
 
-MOST_CALLS = 3_000  # of torch.distributed in one case; a ring in small pieces makes some hundred
+MOST_CALLS = 3_000  # of torch.distributed in one case; what cuts its messages into small pieces makes some hundred
 MOST_OPERATIONS = 100_000  # on tensors; adding up the largest case element by element takes some ten thousand
 
 
@@ -122,8 +122,8 @@ class _Recorder:
         self.note(Endless(self.case, what, caller()))
         raise EndlessError
 
-    def used_early(self, call: Call, where: Where | None) -> None:
-        self.note(Early(self.case, call, where))
+    def used_early(self, call: Call, where: Where | None, written: bool) -> None:
+        self.note(Early(self.case, call, where, written))
 
     def _watched(self, op: str, original: Callable) -> Callable:
         def watched(group: ProcessGroup, tensors: list[torch.Tensor], peer: int, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Lab 00: broadcasts that go astray."""

@@ -1,0 +1,246 @@
+"""Lab 00: more tokens that go astray: what is sent, to whom, and how often."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from . import wrong
+from .messages_right import TOKEN, around, pass_the_token
+
+_kept = []
+
+
+@wrong(TOKEN, reason="values", says=r"(?s)`token` has not changed; a new tensor was returned.*in place")
+def t_returns_a_new_tensor(token, mine):
+    """Works on a copy and returns it."""
+    mine_and_token = token.clone()
+    pass_the_token(mine_and_token, mine)
+    return mine_and_token
+
+
+@wrong(TOKEN, reason="hang", says=r"(?s)rank 0 calls barrier, and rank 1 does not.*dist.barrier\(\)")
+def t_barrier_on_rank_0_alone(token, mine):
+    """A barrier inside `if rank == 0`."""
+    pass_the_token(token, mine)
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
+@wrong(TOKEN, reason="hang", says=r"by their tags")
+def t_tags_of_the_receiver(token, mine):
+    """Sender and receiver each use their own rank as the tag: they never meet."""
+    rank, n, to, source = around()
+    if rank > 0:
+        dist.recv(token, source, tag=rank)
+    token += mine
+    if n > 1:
+        dist.send(token, to, tag=rank)
+        if rank == 0:
+            dist.recv(token, source, tag=rank)
+
+
+@wrong(TOKEN, reason="bytes", says=r"(?s)1000 elements.*a message of 8,000 bytes.*4,000 bytes")
+def t_sends_doubles(token, mine):
+    """Turns the token into float64 on the way."""
+    wide = token.double()
+    pass_the_token(wide, mine.double())
+    token.copy_(wide)
+
+
+@wrong(TOKEN, reason="calls", says=r"sends 3 messages")
+def t_number_by_number(token, mine):
+    """A message for every number."""
+    for index in range(len(token)):
+        pass_the_token(token[index : index + 1], mine[index : index + 1])
+
+
+@wrong(TOKEN, reason="calls", says=r"N = 2.*(sends|receives) 2 messages")
+def t_acknowledges(token, mine):
+    """Every receipt is confirmed by a message of one number."""
+    rank, n, to, source = around()
+    note = torch.zeros(1)
+    if rank > 0:
+        dist.recv(token, source)
+        dist.send(note, source)
+    token += mine
+    if n > 1:
+        dist.send(token, to)
+        dist.recv(note, to)
+        if rank == 0:
+            dist.recv(token, source)
+            dist.send(note, source)
+
+
+@wrong(TOKEN, reason="values|hang", says=r"N = 2")
+def t_acknowledges_and_deadlocks(token, mine):
+    """The same with the receipts the wrong way about: rank 0 waits for its receipt after it has the token back."""
+    rank, n, to, source = around()
+    note = torch.zeros(1)
+    if rank > 0:
+        dist.recv(token, source)
+    token += mine
+    if n > 1:
+        dist.send(token, to)
+        if rank == 0:
+            dist.recv(token, source)
+        dist.send(note, source)
+        dist.recv(note, to)
+
+
+@wrong(TOKEN, reason="values", says=r"(?s)rank 0, N = 2.*rank 0's part and rank 1's part\n")
+def t_starts_from_zero(token, mine):
+    """Clears the token first."""
+    if dist.get_rank() == 0:
+        token.zero_()
+    pass_the_token(token, mine)
+
+
+@wrong(TOKEN, reason="values", says=r"rank 0, N = 2.*element 0 of `token` is")
+def t_adds_its_number(token, mine):
+    """Adds its rank instead of its part."""
+    pass_the_token(token, torch.full_like(mine, dist.get_rank()))
+
+
+@wrong(TOKEN, reason="values", says=r"rank 1, N = 2.*`token` has not changed")
+def t_keeps_it_in_a_buffer(token, mine):
+    """All ranks but 0 work in a buffer and leave the token as it was."""
+    rank, n, to, source = around()
+    if rank == 0:
+        return pass_the_token(token, mine)
+    buffer = torch.empty_like(token)
+    dist.recv(buffer, source)
+    buffer += mine
+    dist.send(buffer, to)
+
+
+@wrong(TOKEN, reason="hang", says=r"N = 3")
+def t_receives_from_the_right(token, mine):
+    """Sends to the right and receives from the right: with two ranks that is the same."""
+    rank, n, to, _ = around()
+    if rank > 0:
+        dist.recv(token, to)
+    token += mine
+    if n > 1:
+        dist.send(token, to)
+        if rank == 0:
+            dist.recv(token, to)
+
+
+@wrong(TOKEN, reason="calls", says=r"sends 2 messages|was sent but never received")
+def t_one_send_too_many(token, mine):
+    """A second isend that nobody receives."""
+    rank, n, to, source = around()
+    pass_the_token(token, mine)
+    if n > 1:
+        _kept.append(dist.isend(token.clone(), to))
+
+
+@wrong(TOKEN, reason="values", says=r"element 1 of `token` holds the token alone")
+def t_first_number_only(token, mine):
+    """Adds one number of its part."""
+    rank, n, to, source = around()
+    if rank > 0:
+        dist.recv(token, source)
+    token[:1] += mine[:1]
+    if n > 1:
+        dist.send(token, to)
+        if rank == 0:
+            dist.recv(token, source)
+
+
+@wrong(TOKEN, reason="values", says=r"what stood there before the call|nan")
+def t_even_ranks_send_first(token, mine):
+    """Even ranks send, then receive; odd ranks receive, then send: no deadlock, no token."""
+    rank, n, to, source = around()
+    if n == 1:
+        token += mine
+    elif rank % 2 == 0:
+        token += mine
+        dist.send(token, to)
+        dist.recv(token, source)
+    else:
+        dist.recv(token, source)
+        token += mine
+        dist.send(token, to)
+
+
+@wrong(TOKEN, reason="values", says=r"element 0 of `token` is")
+def t_average(token, mine):
+    """Divides by N at the end."""
+    pass_the_token(token, mine)
+    token /= dist.get_world_size()
+
+
+@wrong(TOKEN, reason="hang", says=r"is_completed\(\) does not turn True", patience=1.5)
+def t_polls(token, mine):
+    """Asks again and again whether the message is through."""
+    rank, n, to, source = around()
+    if rank > 0:
+        receiving = dist.irecv(token, source)
+        while not receiving.is_completed():
+            pass
+    token += mine
+    if n > 1:
+        dist.send(token, to)
+        if rank == 0:
+            dist.recv(token, source)
+
+
+@wrong(TOKEN, reason="values", says=r"nan in `token`.*is nan")
+def t_adds_to_what_is_there(token, mine):
+    """Ranks other than 0 clear the token by multiplying with 0, and add what arrives: nan stays nan."""
+    rank, n, to, source = around()
+    if rank > 0:
+        incoming = torch.empty_like(token)
+        dist.recv(incoming, source)
+        token *= 0
+        token += incoming
+    token += mine
+    if n > 1:
+        dist.send(token, to)
+        if rank == 0:
+            dist.recv(token, source)
+
+
+@wrong(TOKEN, reason="bytes", says=r"views into larger tensors(?s:.*)a message of 72 bytes")
+def t_sends_the_whole_storage(token, mine):
+    """Sends and receives the whole storage behind the token."""
+    whole = torch.empty(0, dtype=token.dtype).set_(token.untyped_storage())
+    rest = torch.zeros_like(whole)
+    first = token.storage_offset()
+    rest[first : first + len(token)] = mine
+    pass_the_token(whole, rest)
+
+
+@wrong(TOKEN, reason="signature", says=r"2 arguments: \(token, mine\)")
+def t_wants_the_rank(token, mine, rank, world_size):
+    """Expects rank and world size as arguments."""
+
+
+@wrong(TOKEN, reason="calls", says=r"(?s)rank \d sends 1 float64 to rank \d, which receives 3 float64.*token\[:1\]")
+def t_sends_one_number(token, mine):
+    """Sends the first number only, the receiver expects all."""
+    rank, n, to, source = around()
+    if rank > 0:
+        dist.recv(token, source)
+    token += mine
+    if n > 1:
+        dist.send(token[:1].clone(), to)
+        if rank == 0:
+            dist.recv(token, source)
+
+
+@wrong(TOKEN, reason="values", says=r"rank 0, N = 3(?s:.*)the token, rank 0's part and rank 2's part\n")
+def t_skips_every_second_rank(token, mine):
+    """Only rank 0 and the last one take part."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        token += mine
+        if n > 1:
+            dist.send(token, n - 1)
+            dist.recv(token, n - 1)
+    elif rank == n - 1:
+        dist.recv(token, 0)
+        token += mine
+        dist.send(token, 0)
