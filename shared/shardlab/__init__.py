@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from .checks import check as check
     from .checks import trace_ring as trace_ring
     from .course import reuse as reuse
+    from .devices import launch_devices as launch_devices
+    from .devices import move as move
+    from .devices import on as on
     from .runtime import device as device
     from .runtime import launch as launch
     from .widgets import predict as predict
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "launch": "runtime",
     "device": "runtime",
+    "launch_devices": "devices",
+    "move": "devices",
+    "on": "devices",
     "check": "checks",
     "show": "widgets",
     "predict": "widgets",
@@ -28,7 +34,20 @@ _HOMES = {
     "reuse": "course",
 }
 
-__all__ = ["check", "device", "launch", "predict", "reuse", "show", "table", "theory", "trace_ring"]
+__all__ = [
+    "check",
+    "device",
+    "launch",
+    "launch_devices",
+    "move",
+    "on",
+    "predict",
+    "reuse",
+    "show",
+    "table",
+    "theory",
+    "trace_ring",
+]
 
 
 def __getattr__(name: str) -> Any:

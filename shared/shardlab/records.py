@@ -111,6 +111,11 @@ class RankMemory:
     at_end: MemorySample = field(default_factory=lambda: MemorySample(0.0, 0))
     cuda_peak: int | None = None  # torch.cuda.max_memory_allocated(), on GPUs
 
+    def at(self, time: float) -> MemorySample:
+        """What was live at that time, in seconds since the launch began (as an event's time)."""
+        earlier = [sample for sample in self.samples if sample.time <= time]
+        return earlier[-1] if earlier else MemorySample(time, 0)
+
 
 @dataclass(frozen=True)
 class Event:

@@ -64,16 +64,11 @@ def checked(
             "The notebook's own process has called init_process_group, but it is no rank: launch starts the ranks and "
             "calls it for them. Call torch.distributed.destroy_process_group(), and leave init_process_group out."
         )
-    if not callable(fn):
-        raise UsageError(f"launch needs a function to run on every rank, got {_described(fn)}.")
+    call = checked_call(fn, args, kwargs)
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise UsageError(f"world_size is the number of ranks, a whole number such as 4; got {_described(world_size)}.")
     if not 1 <= world_size <= MOST_RANKS:
         raise UsageError(f"world_size is the number of ranks, from 1 to {MOST_RANKS}; got {world_size}.")
-    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise UsageError(f"args is a tuple of the function's arguments, such as (x,); got {_described(args)}.")
-    if kwargs is not None and not isinstance(kwargs, dict):
-        raise UsageError(f"kwargs is a dictionary of the function's named arguments; got {_described(kwargs)}.")
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f'device is "auto", "cpu" or "cuda"; got {_described(device)}.')
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
@@ -84,8 +79,19 @@ def checked(
     if strangers:
         raise UsageError(f"slow_ranks names ranks from 0 to {world_size - 1}; got {strangers[0]!r}.")
     _check_link(link, bool(slow_ranks))
+    return call
+
+
+def checked_call(fn: Any, args: Any, kwargs: Any, first: tuple = ()) -> Call:
+    """The function and its arguments. first: arguments that it will be given before these."""
+    if not callable(fn):
+        raise UsageError(f"launch needs a function to run on every rank, got {_described(fn)}.")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise UsageError(f"args is a tuple of the function's arguments, such as (x,); got {_described(args)}.")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise UsageError(f"kwargs is a dictionary of the function's named arguments; got {_described(kwargs)}.")
     call = (fn, tuple(args), dict(kwargs or {}))
-    _check_signature(*call)
+    _check_signature(fn, (*first, *args), call[2])
     return call
 
 

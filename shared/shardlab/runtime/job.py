@@ -85,7 +85,7 @@ class Failure:
 class Position:
     """A rank's answer to "where are you?". busy: the learner's threads that do not wait for anybody.
 
-    main: the learner's line that the main thread is in.
+    main: the learner's line that the main thread is in, or that of a thread which it waits for.
     """
 
     rank: int

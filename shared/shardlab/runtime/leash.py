@@ -57,12 +57,16 @@ class Leash:
         frames = sys._current_frames()
         main = threading.main_thread().ident
         busy = max(0, len(self._waits) - 1)
+        working = None  # a thread of the learner's that goes on
         for thread, frame in frames.items():
             if thread == self._thread.ident or thread in self._waits or _waits_for_a_thread(frame):
                 continue
             if thread == main or caller(frame) is not None:
                 busy += 1
+                working = frame if thread != main else working
         where = caller(frames[main]) if main in frames else None
+        if working is not None and main in frames and _waits_for_a_thread(frames[main]):
+            where = caller(working)
         if where is not None and (where.filename, where.function) == ("<string>", "<module>"):
             where = None  # the line by which Python starts a child process
         return Position(self._rank, busy, where)
