@@ -128,6 +128,35 @@ class Event:
     call: Call | None = None
 
 
+@dataclass(slots=True)
+class Span:
+    """A stretch of time in which one thread of a rank did one thing (see `timeline`).
+
+    kind: "forward", "backward", "recompute" (a forward repeated during backward, for checkpointing), "other" (what the
+    learner's code named), or "waiting": the thread stood still until a communication call or another thread was done.
+    """
+
+    rank: int
+    kind: str
+    label: str  # the layer; of a wait, the operation
+    began: float
+    ended: float | None = None  # None: it never ended
+    thread: int = 0
+    call: int | None = None  # of a wait: the `Call.index` that it waited for
+
+
+@dataclass(frozen=True, slots=True)
+class GradientReady:
+    """Backward had computed the gradient of one parameter on one rank, and was about to add it to `.grad`."""
+
+    rank: int
+    parameter: str
+    number: int  # the parameter's place in `model.parameters()`
+    numel: int
+    dtype: str
+    ready: float
+
+
 def traffic_of(rank: int, calls: list[Call]) -> RankTraffic:
     """Sums the calls of one rank."""
     by_peer: dict[int, Totals] = defaultdict(Totals)
@@ -164,6 +193,8 @@ class Run:
     calls: list[list[Call]] = field(default_factory=list)
     memory: list[RankMemory] = field(default_factory=list)
     marks: list[list[Event]] = field(default_factory=list)
+    spans: list[list[Span]] = field(default_factory=list)
+    gradients: list[list[GradientReady]] = field(default_factory=list)
     noun: str = "rank"  # or "device": what the lists have an entry for
 
     def __repr__(self) -> str:

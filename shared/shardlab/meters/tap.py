@@ -24,6 +24,7 @@ from .held import HeldSends
 from .late import LateCollectives
 from .link import LinkQueue
 from .signatures import METHODS, Signature, ranks_of, root_of, tag_of, tensors_in
+from .spans import Spans
 from .where import caller
 
 Callback = Callable[[Call, "torch.Tensor | None"], None]
@@ -74,6 +75,7 @@ class Tap:
             LinkQueue(link, self.waited, self._completed, self._wait, self._get_future, self.now) if link else None
         )
         self.calls: list[Call] = []
+        self.spans = Spans(rank, self.now, keep)
         self.callbacks: list[Callback] = []
         self.before_call: Callable[[tuple], None] | None = None  # gets the arguments of each call
         self._count = 0
@@ -227,7 +229,8 @@ class Tap:
         self.status.waiting(call, turn)
         self._inside.depth = 1
         try:
-            result = self.held.while_waiting(wait) if self.held is not None else wait()
+            with self.spans.during("waiting", call.op, call.index):
+                result = self.held.while_waiting(wait) if self.held is not None else wait()
         finally:
             self._inside.depth = 0
         self.status.running()

@@ -136,6 +136,8 @@ def _run_record(job: Job, backend: Backend, outcomes: list[Outcome], seconds: fl
         calls=[outcome.calls for outcome in outcomes],
         memory=[outcome.memory for outcome in outcomes if outcome.memory is not None],
         marks=[outcome.marks for outcome in outcomes],
+        spans=[outcome.spans for outcome in outcomes],
+        gradients=[outcome.gradients for outcome in outcomes],
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from ..records import Call, Event, Link, RankMemory, Where
+from ..records import Call, Event, GradientReady, Link, RankMemory, Span, Where
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Outcome:
     calls: list[Call] = field(default_factory=list)
     memory: RankMemory | None = None
     marks: list[Event] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    gradients: list[GradientReady] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

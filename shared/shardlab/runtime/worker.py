@@ -90,7 +90,10 @@ def _work(rank: int, job: Job, writer: Writer) -> tuple:
         fn, args, kwargs = load(job.function_file)  # inside, so that tensors among the arguments count
         result = fn(*args, **kwargs)
     writer.finished()
-    outcome = Outcome(result, instruments.tap.calls, instruments.memory_report(), instruments.marks)
+    tap = instruments.tap
+    outcome = Outcome(
+        result, tap.calls, instruments.memory_report(), instruments.marks, tap.spans.all, tap.spans.gradients
+    )
     try:
         dump(outcome, job.result_file(rank))
     except OSError as error:

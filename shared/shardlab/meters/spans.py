@@ -1,0 +1,38 @@
+"""What a rank did from when to when. Spans are kept in the order in which they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..records import GradientReady, Span
+
+
+class Spans:
+    """The spans of one rank. now: seconds since the launch began. keep=False keeps nothing."""
+
+    def __init__(self, rank: int, now: Callable[[], float], keep: bool = True) -> None:
+        self.rank, self.now, self.keep = rank, now, keep
+        self.all: list[Span] = []
+        self.gradients: list[GradientReady] = []
+
+    def begin(self, kind: str, label: str, call: int | None = None) -> Span:
+        """A span of this thread that begins now. It is kept when it ends."""
+        return Span(self.rank, kind, label, self.now(), None, threading.get_ident(), call)
+
+    def end(self, span: Span) -> None:
+        """Ends it now, unless it has ended already."""
+        if span.ended is None:
+            span.ended = self.now()
+            if self.keep:
+                self.all.append(span)
+
+    @contextmanager
+    def during(self, kind: str, label: str, call: int | None = None) -> Iterator[None]:
+        """A span as long as the block, also when that raises."""
+        span = self.begin(kind, label, call)
+        try:
+            yield
+        finally:
+            self.end(span)
