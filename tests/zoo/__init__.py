@@ -21,7 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MODULES = {
-    "00": ("messages_right", "messages_wrong_token", "messages_wrong_token_more", "messages_wrong_broadcast"),
+    "00": (
+        "messages_right",
+        "messages_wrong_token",
+        "messages_wrong_token_more",
+        "messages_wrong_broadcast",
+        "messages_wrong_broadcast_more",
+    ),
     "01": ("states_wrong", "states_right"),
     "02": ("data_parallel_wrong", "data_parallel_right"),
     "03": ("ddp_wrong", "ddp_right"),

@@ -129,6 +129,7 @@ _EXPECTED = {
     "view size is not compatible": "view(-1) needs a contiguous tensor; reshape(-1) makes a copy if it must",
     "contiguous": "a message is one block of memory: send and recv take contiguous tensors only",
     "does not require grad": "messages carry numbers, not graphs: use detach() or torch.no_grad()",
+    "0-dim tensor": "a 0-d tensor has no dimension to cut or index: flatten it first",
     "zero-dimensional": "a 0-d tensor has no dimension to cut or index: flatten it first",
     "0 dimension": "a 0-d tensor has no dimension to cut or index: flatten it first",
     "rank should not be the same": "two different ranks; with N = 1 there is nothing to do that takes a message",

@@ -46,7 +46,6 @@ def by_luck(
         if now is None or [one.judged.digest for one in now] != [one.judged.digest for one in then or ()]:
             raise order(trial, index, seen, again)
     unusable = any(one.judged.unusable for one in seen)
-    # Reading a buffer too early can be a harmless print; what is written into it will be overwritten.
     receives = [one for one in trial.early(index) if one.call.op == "recv" and (unusable or one.written)]
     if receives:
         raise used_early(trial, index, receives[0])
@@ -94,12 +93,14 @@ def order(trial: Trial, case: int, seen: Sequence[Observation], late: Trial) -> 
     """
     observed = late.observations(case) or seen
     early = trial.early(case) + late.early(case)
-    receives = [one for one in early if one.call.op == "recv"]
-    if any(one.judged.unusable for one in observed) and receives:
+    unusable = any(one.judged.unusable for one in observed)
+    # Reading a buffer too early can be a harmless print; what is written into it will be overwritten.
+    receives = [one for one in early if one.call.op == "recv" and (unusable or one.written)]
+    if receives:
         return used_early(trial, case, receives[0])
     at = trial.at(case)
     changed = next((one for one in early if one.call.op == "send"), None)
-    if changed is None and any(one.judged.unusable for one in observed):
+    if changed is None and unusable:
         return trial.failed(
             case,
             "order",

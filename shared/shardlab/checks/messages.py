@@ -17,6 +17,7 @@ from ..records import Call
 from ..rounds import broadcast_rounds
 from ..theory import tree_rounds
 from . import exercise
+from .handed import IN_PLACE
 from .haste import by_luck, ended_well, order
 from .library import judge_calls
 from .messages_cases import MOST_MARKED, BroadcastCase, TokenCase
@@ -71,8 +72,11 @@ class Contract:
         rank = next(rank for rank, one in enumerate(seen) if one.judged.finding)
         finding = seen[rank].judged.finding
         assert finding is not None
-        silent = trial.world_size > 1 and not any(one.calls for one in seen)
-        look = "no rank sent anything" if silent else finding.look
+        look = finding.look
+        if trial.world_size > 1 and not any(one.calls for one in seen):
+            look = "no rank sent anything"
+        elif trial.world_size > 1 and look == IN_PLACE and not receives_of(seen[rank]):
+            look = f"rank {rank} receives no message"
         raise trial.failed(index, "values", f"{trial.at(index, rank)}: {finding.seen}", finding.expected, look)
 
     def _late(self, solution: Callable, n: int, cases: list[Case]) -> Trial:
@@ -233,7 +237,7 @@ def _too_many_rounds(
         able = min(2 ** (number - 1), n - 2 ** (number - 1))  # who could send, when all rounds before were full
         if len(messages) < able:
             have = sum(map(len, rounds[: number - 1])) + 1
-            look = f"round {number}: {have} ranks have the data, {counted(len(messages), 'message')} is sent"
+            look = f"round {number}: {have} ranks have the data, {counted(len(messages), 'message')} sent"
             break
     return trial.failed(index, "rounds", said, expected, look)
 
@@ -259,7 +263,7 @@ _TOKEN = Contract(
     ("token", "mine"),
     (2, 3, 4, 5, 1),
     token_cases,
-    ((2, token_cases(5)[:2]), (4, token_cases(5)[:4])),
+    ((3, token_cases(5)[:4]),),
     judge_token,
     token_said,
 )
@@ -268,7 +272,7 @@ _BROADCAST = Contract(
     ("tensor", "root"),
     (2, 3, 4, 5, 8, 1),
     broadcast_cases,
-    ((3, broadcast_cases(4)[:3]), (5, [BroadcastCase((3,), 0), BroadcastCase((1000,), 2)])),
+    ((4, [BroadcastCase((3,), 0), BroadcastCase((1000,), 2), BroadcastCase((3,), 1)]),),
     judge_broadcast,
     broadcast_said,
 )

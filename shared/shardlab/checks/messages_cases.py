@@ -43,7 +43,13 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def spoil(*tensors: torch.Tensor) -> Callable[[], None]:
-    return lambda: [tensor.detach().fill_(99) for tensor in tensors] and None
+    """What overwrites the memory that was handed in, so that a send which is still going on would show."""
+
+    def overwrite() -> None:
+        for tensor in tensors:
+            tensor.detach().fill_(99)
+
+    return overwrite
 
 
 def unusable(got: torch.Tensor, want: torch.Tensor) -> bool:
@@ -232,10 +238,13 @@ class BroadcastCase:
             return Finding("the root's own tensor has changed", expected, "the root sends and never receives")
         if same(got, before):
             new = isinstance(returned, torch.Tensor) and same(returned.detach(), want)
-            look = f"{IN_PLACE}; or nothing is sent to this rank" if not new else IN_PLACE
-            return Finding(f"the tensor has not changed{'; a new one was returned' if new else ''}", expected, look)
+            if self.nan and not new:
+                look = "what arrives replaces what was there: a calculation with nan gives nan"
+                return Finding("the tensor is nan, as it was before the call", expected, look)
+            seen = f"the tensor has not changed{'; a new one was returned' if new else ''}"
+            return Finding(seen, expected, IN_PLACE)
         if got.dtype != torch.bool and same(got, before + want):
-            return Finding("what arrived has been added to what was there", expected, "a broadcast copies")
+            return Finding("what arrived has been added to what was there", expected, "a broadcast replaces")
         holders = [other for other, tensor in enumerate(every) if same(got, tensor)]
         if holders:
             seen = f"the tensor holds what rank {holders[0]} had"
@@ -246,5 +255,4 @@ class BroadcastCase:
         value = flat[correct].item()
         seen = f"element {correct} is {value}, not {right[correct].item()}"
         seen += f"; {sum(differs)} of {len(flat)} elements are wrong" if sum(differs) < len(flat) else ""
-        look = "nan was there before: a broadcast copies, it does not calculate" if value != value else ""
-        return Finding(seen, expected, look)
+        return Finding(seen, expected)
