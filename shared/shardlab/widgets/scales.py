@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from shardlab.errors import UsageError
 from shardlab.widgets.charts import INK, new_axes
@@ -33,6 +34,7 @@ def scale_steps(scales: Sequence[float], stepped: Sequence[bool], *, title: str 
         label="grown: doubled",
     )
     axes.set_yscale("log", base=2)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(min(scales) / 2, max(scales) * 3)
     axes.set(xlabel="step", ylabel="scale", title=title)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
