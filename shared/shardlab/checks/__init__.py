@@ -28,6 +28,7 @@ LABS = {
     "02": "shardlab.checks.data_parallel",
     "03": "shardlab.checks.ddp",
     "04": "shardlab.checks.ring",
+    "05": "shardlab.checks.overlap",
 }
 
 Probe = Callable[[Callable], str]
