@@ -63,7 +63,10 @@ class Trial:
         return sum(printout.total for ranks in self.printed for printout in ranks)
 
 
-def check_signature(exercise: str, solution: Any, parameters: Sequence[str]) -> None:
+IN_RANKS = "rank and world size come from torch.distributed"
+
+
+def check_signature(exercise: str, solution: Any, parameters: Sequence[str], look: str = IN_RANKS) -> None:
     """Raises CheckFailed("signature") unless `solution` can be called with these positional arguments."""
     expected = f"a function of {len(parameters)} argument{'s' * (len(parameters) > 1)}: ({', '.join(parameters)})"
     name = getattr(solution, "__name__", type(solution).__name__)
@@ -81,9 +84,7 @@ def check_signature(exercise: str, solution: Any, parameters: Sequence[str]) -> 
     try:
         signature.bind(*parameters)
     except TypeError:
-        raise CheckFailed(
-            exercise, "signature", f"{name}{signature}", expected, "rank and world size come from torch.distributed"
-        ) from None
+        raise CheckFailed(exercise, "signature", f"{name}{signature}", expected, look) from None
 
 
 def observe(

@@ -127,8 +127,7 @@ class LogicalPlaces:
                     "Expected all tensors to be on the same device, but found at least two devices, "
                     f"{_name(first)} and {_name(other)}! (in {func._schema.name.replace('aten::', 'torch.')})"
                 )
-        if first is not None:
-            self._thread.latest = first
+        self._thread.latest = first
         return first
 
     def _new(self) -> int | None:
