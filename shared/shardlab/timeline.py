@@ -141,6 +141,12 @@ class Timeline:
         return min((rank.overlapping for rank in self.ranks), default=0)
 
     @property
+    def slowest(self) -> RankTimeline:
+        """The rank that was last to finish its backward. A rank that is ahead of it can only wait: what that rank's
+        link carries then is exposed, however well the code overlaps."""
+        return max(self.ranks, key=lambda rank: rank.last_gradient or max((w.ended for w in rank.compute), default=0.0))
+
+    @property
     def seconds(self) -> float:
         """From the first span's beginning to the end of what ended last."""
         return max((rank.ended for rank in self.ranks), default=0.0)

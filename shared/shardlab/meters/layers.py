@@ -110,7 +110,7 @@ class _Watch:
         for handle in self._handles:
             handle.remove()
         for task in list(self._backward):
-            self._end_pass(task)
+            self._end(task)
         self._on = False
 
     def layer(self, name: str, layer: nn.Module) -> None:
@@ -162,12 +162,13 @@ class _Watch:
     def _enter(self, name: str) -> None:
         """Autograd takes up the gradient of a layer's output."""
         task = torch._C._current_graph_task_id()
-        self._end(task)
+        opened = self.spans.begin("backward", name)
+        self._end(task, opened.began)
+        self._backward[task] = opened
         if task not in self._passes:
-            # The first callback of all, so DDP's own, which waits for the reductions, comes after it.
             self._passes.add(task)
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_pass(task))
-        self._backward[task] = self.spans.begin("backward", name)
+            # The first callback of all, so DDP's own, which waits for the reductions, comes after it.
+            when_done(lambda: self._end_pass(task))
 
     def _leave(self, name: str) -> None:
         """Autograd takes up the gradient of a layer's input."""
@@ -176,14 +177,17 @@ class _Watch:
         if opened is not None and opened.label == name:
             self._end(task)
 
-    def _end(self, task: int) -> None:
+    def _end(self, task: int, time: float | None = None) -> None:
         opened = self._backward.pop(task, None)
         if opened is not None:
-            self.spans.end(opened)
+            self.spans.end(opened, time)
 
     def _end_pass(self, task: int) -> None:
+        """Autograd has run everything. What follows in backward() are callbacks: DDP waits for its reductions there."""
         self._end(task)
         self._passes.discard(task)
+        callbacks = self.spans.begin("waiting", "the end of backward")
+        when_done(lambda: self.spans.end(callbacks))
 
     @contextmanager
     def waits_for_threads(self) -> Iterator[None]:
@@ -214,6 +218,11 @@ class _Watch:
         """Whether this thread trains. Others (data loaders, the link) wait all the time."""
         here = threading.get_ident()
         return here == self._thread or any(opened.thread == here for opened in list(self._backward.values()))
+
+
+def when_done(callback: Callable[[], None]) -> None:
+    """Inside a backward pass: calls `callback` when autograd has run everything, after those that asked before."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def _differentiable(value: Any) -> list[torch.Tensor]:

@@ -21,10 +21,10 @@ class Spans:
         """A span of this thread that begins now. It is kept when it ends."""
         return Span(self.rank, kind, label, self.now(), None, threading.get_ident(), call)
 
-    def end(self, span: Span) -> None:
-        """Ends it now, unless it has ended already."""
+    def end(self, span: Span, time: float | None = None) -> None:
+        """Ends it now, or at `time`, unless it has ended already."""
         if span.ended is None:
-            span.ended = self.now()
+            span.ended = self.now() if time is None else time
             if self.keep:
                 self.all.append(span)
 

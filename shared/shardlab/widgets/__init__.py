@@ -6,7 +6,9 @@ from functools import singledispatch
 from typing import Any
 
 from shardlab.errors import UsageError
+from shardlab.exchange import Exchange
 from shardlab.records import RingTrace, Run
+from shardlab.timeline import Timeline
 from shardlab.widgets.predict import predict
 from shardlab.widgets.tables import table
 
@@ -17,7 +19,8 @@ __all__ = ["predict", "show", "table"]
 def show(record: Any) -> Any:
     """The picture of a record, to be the last line of a cell.
 
-    A RingTrace becomes a widget to step through, a Run a figure of who sent how many bytes to whom.
+    A RingTrace becomes a widget to step through, a Timeline one to zoom into, a Run a figure of who sent how many bytes
+    to whom.
     `show.register(type)` adds another kind of record. UsageError for anything else.
     """
     known = ", ".join(sorted(kind.__name__ for kind in show.registry if kind is not object))
@@ -32,10 +35,24 @@ def _(record: RingTrace) -> Any:
 
 
 @show.register
+def _(record: Timeline) -> Any:
+    from shardlab.widgets.timeline import TimelineView
+
+    return TimelineView(record)
+
+
+@show.register
 def _(record: Run) -> Any:
     from shardlab.widgets.charts import traffic_heatmap
 
     return traffic_heatmap(record)
+
+
+@show.register
+def _(record: Exchange) -> Any:
+    from shardlab.widgets.exchange_svg import ExchangePicture
+
+    return ExchangePicture(record)
 
 
 def _described(record: Any) -> str:

@@ -117,3 +117,16 @@ KINDS = {
         KindLook("other", "?", "#FFFFFF", "++"),
     )
 }
+
+
+SPANS = {
+    look.name: look
+    for look in (
+        KindLook("forward", "F", "#F2F2F2", ""),
+        KindLook("backward", "B", "#BDBDBD", ""),
+        KindLook("recompute", "R", "#DADADA", ""),  # a forward repeated during backward
+        KindLook("other", "O", "#FFFFFF", ""),
+        KindLook("waiting", "w", "#FFFFFF", ".."),
+        KindLook("exposed", "!", "#FFFFFF", "//"),  # what is hidden has the rank's colour
+    )
+}
