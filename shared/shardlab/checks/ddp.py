@@ -17,9 +17,10 @@ from .ddp_broadcast import broadcast_cases
 from .ddp_calls import disagreement, judge_flat, judge_one_each, judge_traffic, nbytes
 from .ddp_gradients import DTYPES, MEASURED, gradient_cases
 from .ddp_indices import IndicesCase, Table, index_cases
+from .ddp_words import OWN
 from .haste import ended_well
 from .notes import Case, Observation
-from .observe import Trial, check_signature, line_at, line_of, observe, unfinished
+from .observe import Trial, check_signature, line_at, line_of, observe
 
 WORLD_SIZES = (2, 3, 4, 5, 1)
 
@@ -32,9 +33,7 @@ def _probe(
     return [_trial(name, solution, cases(n), n, judge) for n in WORLD_SIZES]
 
 
-def _trial(
-    name: str, solution: Callable, cases: Sequence[Case], n: int, judge: Callable[[Trial, int], None]
-) -> Trial:
+def _trial(name: str, solution: Callable, cases: Sequence[Case], n: int, judge: Callable[[Trial, int], None]) -> Trial:
     trial = observe(name, solution, cases, n, slow=range(n))
     for index in range(len(cases)):
         seen = trial.observations(index)
@@ -45,7 +44,13 @@ def _trial(
     apart = disagreement(trial)
     if apart is not None:
         raise apart
-    ended_well(trial)
+    try:
+        ended_well(trial)
+    except CheckFailed as failed:
+        if failed.reason == "crash" and "NoneType" in failed.seen and not failed.expected:
+            expected = "p.grad is None where a rank has no gradient; it takes part with zeros"
+            raise CheckFailed(name, "crash", failed.seen, expected, failed.look) from None
+        raise
     return trial
 
 
@@ -55,10 +60,12 @@ def _judge_values(trial: Trial, index: int, seen: list[Observation]) -> None:
         hasty = _hasty(trial, index, seen)
         if hasty is not None:
             raise hasty
-        finding = seen[wrong[0]].judged.finding
+        telling = [rank for rank in wrong if OWN not in str(seen[rank].judged.finding)]
+        rank = (telling or wrong)[0]
+        finding = seen[rank].judged.finding
         assert finding is not None
         look = finding.look if any(one.calls for one in seen) or trial.world_size == 1 else "no rank sent anything"
-        raise trial.failed(index, "values", f"{trial.at(index, wrong[0])}: {finding.seen}", finding.expected, look)
+        raise trial.failed(index, "values", f"{trial.at(index, rank)}: {finding.seen}", finding.expected, look)
     different = [rank for rank, one in enumerate(seen) if one.judged.digest != seen[0].judged.digest]
     if different:
         said = f"{trial.at(index)}: ranks 0 and {different[0]} do not end with the same bits"
@@ -68,13 +75,13 @@ def _judge_values(trial: Trial, index: int, seen: list[Observation]) -> None:
 
 def _hasty(trial: Trial, index: int, seen: list[Observation]) -> CheckFailed | None:
     """The verdict when wrong values come from a collective that was not waited for, or not yet."""
-    unwaited = [call for one in seen for call in unfinished(one.calls) if not call.point_to_point and call.numel]
-    if unwaited:
-        call = unwaited[0]
+    calls = [call for one in seen for call in one.calls if call.completed is None and call.numel]
+    if calls and any(one.judged.unusable for one in seen):
+        call = calls[0]
         said = f"{trial.at(index, call.rank)}: nobody waits for an asynchronous {call.op}: its result may come too late"
         return trial.failed(index, "order", said, "keep what the call returns, and wait() for each", line_of(call))
     early = [one for one in trial.early(index) if not one.call.point_to_point]
-    if not early or not any(one.judged.unusable for one in seen):
+    if not early:
         return None
     call, where = early[0].call, early[0].where
     said = f"{trial.at(index, call.rank)}: the buffer of an asynchronous {call.op} is used before wait() has returned"
@@ -84,7 +91,10 @@ def _hasty(trial: Trial, index: int, seen: list[Observation]) -> CheckFailed | N
 
 def _verdict(trials: Sequence[Trial], values: str, *more: str) -> str:
     cases = sum(len(trial.cases) for trial in trials)
-    lines = [f"  values: {values} in {cases} cases, N = 1 to {max(WORLD_SIZES)}", *(f"  {line}" for line in more if line)]
+    lines = [
+        f"  values: {values} in {cases} cases, N = 1 to {max(WORLD_SIZES)}",
+        *(f"  {line}" for line in more if line),
+    ]
     printed = sum(trial.lines_printed for trial in trials)
     if printed:
         lines += [f"  your function printed {printed:,} line{'s' * (printed > 1)}; they are not shown here"]
@@ -127,8 +137,8 @@ def average_gradients(solution: Callable) -> str:
     def judge(trial: Trial, index: int) -> None:
         if trial.world_size > 1 and index == MEASURED:
             seen = trial.observations(index) or []
-            judge_traffic(trial, index, "many", seen)
             judge_one_each(trial, index, "many", seen)
+            judge_traffic(trial, index, "many", seen)
 
     return _averaging("03.average_gradients", solution, judge)
 
@@ -139,8 +149,8 @@ def average_gradients_flat(solution: Callable) -> str:
         kind = getattr(trial.cases[index], "kind", "")
         if trial.world_size > 1 and (index == MEASURED or kind == DTYPES):
             seen = trial.observations(index) or []
-            judge_traffic(trial, index, kind, seen)
             judge_flat(trial, index, kind, seen)
+            judge_traffic(trial, index, kind, seen)
 
     return _averaging("03.average_gradients_flat", solution, judge)
 
@@ -183,7 +193,9 @@ def _judge_indices(trial: Trial, index: int, seen: list[Observation]) -> None:
         raise trial.failed(index, "values", f"{trial.at(index)}: {finding.seen}", finding.expected, finding.look)
     different = [rank for rank, one in enumerate(seen) if one.judged.digest != seen[0].judged.digest]
     if different:
-        said = f"{trial.at(index)}: the processes of ranks 0 and {different[0]} get different lists for the same arguments"
+        said = (
+            f"{trial.at(index)}: the processes of ranks 0 and {different[0]} get different lists for the same arguments"
+        )
         expected = "the same in every process: all ranks must divide the same order among them"
         look = "what differs between processes: get_rank(), the time, hash() of a text, the global random state?"
         raise trial.failed(index, "values", said, expected, look)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .ddp_modules import BF16, F16, F64, Spec, build, integers
-from .ddp_words import broadcasting_guesses, numbers
+from .ddp_words import broadcasting_guesses, close, numbers
 from .notes import Finding, Judged, Prepared
 from .trial import digest_of
 
@@ -58,7 +58,7 @@ def _buffers(rank: int) -> nn.Module:
     module.inner.register_buffer("bytes", integers(Spec("bytes", (3, 2)), rank, 3).abs().to(torch.uint8) + rank)
     module.register_buffer("cache", integers(Spec("cache", (4,)), rank, 4).float(), persistent=False)
     module.register_buffer("absent", None)
-    module.register_buffer("count", torch.tensor(10 + rank))
+    module.register_buffer("count", torch.tensor(2**40 + rank))
     return module
 
 
@@ -144,8 +144,11 @@ class _Judge:
         else:
             guesses = broadcasting_guesses(everybodys, self.rank)
         held = next((guess for guess in guesses if torch.equal(now.double(), guess.values)), None)
+        if held is None and close(now.double(), root.double(), torch.float32):
+            look = "no detour through another dtype: float32 cannot hold every float64 or int64"
+            return Finding(f"{what} is almost rank 0's: digits were lost", "rank 0's, bit for bit", look)
         if held is None:
-            return Finding(f"{what} is {numbers(now)}", expected, "bit for bit, in the tensor's own dtype")
+            return Finding(f"{what} is {numbers(now)}", expected, "bit for bit")
         return Finding(f"{what} is {held.words}", expected, self._look(name) or held.look)
 
     def _what(self, name: str) -> str:

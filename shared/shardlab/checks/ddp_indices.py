@@ -19,7 +19,7 @@ from .notes import Finding, Judged, Prepared
 
 EPOCHS = (0, 1, 2, 3, 10)
 SEEDS = (0, 1, 7)
-ORDERED_FROM = 8  # items: with fewer, two orders may be equal by chance
+ORDERED_FROM = 100  # items: with fewer, two orders may be equal by chance
 
 Shards = list[list[int]]  # by rank
 
@@ -182,7 +182,9 @@ def _cover(shards: Shards, length: int, n: int) -> Finding | None:
         seen = f"{len(lost)} of {length} items never come, such as index {lost[0]}; {sizes}"
         return Finding(seen, "every index once", look or "which items does no rank get?")
     if max(map(len, shards)) - min(map(len, shards)) > 1:
-        return Finding(sizes, "lengths that differ by one at most: the longest decides how long a step takes", "[rank::N]")
+        return Finding(
+            sizes, "lengths that differ by one at most: the longest decides how long a step takes", "[rank::N]"
+        )
     return None
 
 

@@ -94,7 +94,9 @@ def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
 
 def value(spec: Spec, rank: int) -> torch.Tensor:
     """The parameter's value on a rank, in its dtype."""
-    return _laid_out(integers(spec, rank, salt=5).to(spec.dtype) / 8, spec.layout)
+    whole = integers(spec, rank, salt=5) / 8
+    fine = whole * 2**-36 if spec.dtype is F64 else 0.0  # digits that float32 lacks
+    return _laid_out((whole + fine).to(spec.dtype), spec.layout)
 
 
 @cache  # nobody writes to it

@@ -16,6 +16,9 @@ TOLERANCE = {
 }
 
 
+OWN = "this rank's own gradient: it has not been averaged"
+
+
 @dataclass(frozen=True)
 class Guess:
     """What a tensor may hold by mistake: float64 values, what they are in words, and what to do about it."""
@@ -54,14 +57,15 @@ def averaging_guesses(
     total = torch.stack(filled).sum(0)
     mean = total / n
     divide = f"divide by the world size, here {n}"
+    few = Guess(total / len(present or [0]), "the sum divided by the number of ranks that have a gradient", divide)
     guesses = [
-        Guess(filled[rank], "this rank's own gradient: it has not been averaged", "the result must end up in p.grad"),
+        *([few] if len(present) < n else []),
+        Guess(filled[rank], OWN, "the result must end up in p.grad"),
         Guess(total, "the sum over the ranks, not divided by N", divide),
         Guess(mean / n, "the mean divided by N once more", "divide once: before the all-reduce or after it"),
         Guess(total / 2, f"the sum divided by 2; there are {n} ranks", divide),
         Guess(filled[rank] / n, "this rank's own gradient divided by N: nothing of the other ranks has arrived"),
         Guess(total * n, "N times the sum: reduced twice", "one all-reduce for each parameter, also for a tied one"),
-        Guess(total / len(present or [0]), f"the mean over the {len(present)} ranks that have one", divide),
         Guess(torch.stack(list(parameters)).sum(0) / n, "the mean of the parameters", "p.grad is meant, not p"),
         Guess(torch.stack(list(parameters)).sum(0), "the sum of the parameters", "p.grad is meant, not p"),
     ]

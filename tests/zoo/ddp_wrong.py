@@ -1,1 +1,0 @@
-"""Lab 03: wrong solutions."""
