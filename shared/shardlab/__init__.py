@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import theory as theory
     from .checks import check as check
+    from .checks import trace_collective as trace_collective
     from .checks import trace_ring as trace_ring
     from .course import reuse as reuse
     from .devices import launch_devices as launch_devices
@@ -30,6 +31,7 @@ _HOMES = {
     "show": "widgets",
     "predict": "widgets",
     "table": "widgets",
+    "trace_collective": "checks",
     "trace_ring": "checks",
     "reuse": "course",
 }
@@ -46,6 +48,7 @@ __all__ = [
     "show",
     "table",
     "theory",
+    "trace_collective",
     "trace_ring",
 ]
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 
 if TYPE_CHECKING:
+    from .exchanges import trace_collective as trace_collective
     from .trace import trace_ring as trace_ring
 
-__all__ = ["Exercise", "check", "exercise", "exercises", "find_exercise", "trace_ring"]
+__all__ = ["Exercise", "check", "exercise", "exercises", "find_exercise", "trace_collective", "trace_ring"]
 
 LABS = {
     "00": "shardlab.checks.messages",
@@ -92,7 +93,9 @@ def check(exercise_id: str, solution: Callable) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: it imports torch.
+    # Loaded on first use: they import torch.
     if name == "trace_ring":
         return importlib.import_module(".trace", __name__).trace_ring
+    if name == "trace_collective":
+        return importlib.import_module(".exchanges", __name__).trace_collective
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,7 +33,7 @@ def ring_svg(trace: RingTrace, frames: list[Frame] | None = None) -> str:
     return picture
 
 
-def _segment(world_size: int) -> int:
+def segment(world_size: int) -> int:
     """The width of one rank's share of a cell."""
     return 7 if world_size <= 5 else 5
 
@@ -45,7 +45,7 @@ def _chosen(steps: int, most: int) -> list[int]:
 
 def _picture(title: str, frames: list[Frame], chosen: list[int]) -> str:
     world_size, columns = len(frames[0].cells), len(frames[0].cells[0])
-    cell_width = _segment(world_size) * min(world_size, DETAILED_WORLD) + 3 + SIGN
+    cell_width = segment(world_size) * min(world_size, DETAILED_WORLD) + 3 + SIGN
     panel_width = max(LEFT + columns * (cell_width + GAP) + MARGIN, 150)
     panel_height = TOP + world_size * (HEIGHT + GAP) + MARGIN
     in_row = max(1, min(len(chosen), WIDEST // panel_width))
@@ -55,14 +55,14 @@ def _picture(title: str, frames: list[Frame], chosen: list[int]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{escape(frames[-1].caption)}">',
         f'<rect width="{width}" height="{height}" fill="{PAGE}"/>',
-        _text(MARGIN, 20, title, 14, INK, weight="bold"),
+        text(MARGIN, 20, title, 14, INK, weight="bold"),
     ]
     for place, number in enumerate(chosen):
         x, y = MARGIN + place % in_row * panel_width, 28 + place // in_row * panel_height
         parts += _panel(frames[number], number, x, y, cell_width)
     signs = "✓ complete, × added more than once, ? garbage, ! incomplete"
     legend = f"A block in rank r's colour: rank r's data is in the chunk. {signs}"
-    parts += [_text(MARGIN, height - 8, legend, 10, DIM), "</svg>"]
+    parts += [text(MARGIN, height - 8, legend, 10, DIM), "</svg>"]
     return "".join(parts)
 
 
@@ -71,20 +71,20 @@ def _panel(frame: Frame, number: int, x: int, y: int, cell_width: int) -> list[s
     phase = frame.heading.partition(", ")[2]
     messages = f"{len(frame.arrows)} message{'s' if len(frame.arrows) != 1 else ''}" if number else ""
     sub = ", ".join(filter(None, [phase, messages]))
-    parts = [_text(x, y + 16, f"step {number}" if number else "before", 12, INK, weight="bold")]
-    parts += [_text(x, y + 30, sub, 10, DIM)] if sub else []
+    parts = [text(x, y + 16, f"step {number}" if number else "before", 12, INK, weight="bold")]
+    parts += [text(x, y + 30, sub, 10, DIM)] if sub else []
     paths: dict[tuple[str, str], list[str]] = defaultdict(list)  # (fill, stroke attributes) -> pieces of one path
     signs: list[str] = []
     for rank, row in enumerate(frame.cells):
         look = rank_look(rank)
         top = y + TOP + rank * (HEIGHT + GAP)
         parts.append(f'<rect x="{x}" y="{top}" width="18" height="{HEIGHT}" rx="3" fill="{look.fill}"/>')
-        parts.append(_text(x + 9, top + 9.5, str(rank), 10, look.text, anchor="middle"))
+        parts.append(text(x + 9, top + 9.5, str(rank), 10, look.text, anchor="middle"))
         for chunk, cell in enumerate(row):
             left = x + LEFT + chunk * (cell_width + GAP)
             if rank == 0:
-                parts.append(_text(left + cell_width / 2, top - 4, str(chunk), 9, DIM, anchor="middle"))
-            _draw_cell(cell, left, top, cell_width, world_size, paths, signs)
+                parts.append(text(left + cell_width / 2, top - 4, str(chunk), 9, DIM, anchor="middle"))
+            draw_cell(cell, left, top, cell_width, world_size, paths, signs)
     parts += [f'<path d="{"".join(pieces)}" fill="{fill}"{stroke}/>' for (fill, stroke), pieces in paths.items()]
     if signs:
         spans = "".join(signs)
@@ -94,7 +94,7 @@ def _panel(frame: Frame, number: int, x: int, y: int, cell_width: int) -> list[s
     return parts
 
 
-def _draw_cell(
+def draw_cell(
     cell: Cell,
     left: int,
     top: int,
@@ -103,16 +103,18 @@ def _draw_cell(
     paths: dict[tuple[str, str], list[str]],
     signs: list[str],
 ) -> None:
+    """Adds a cell to `paths`, by (fill, stroke attributes), and its sign, if it is written, to `signs`."""
+
     def box(at: int, wide: int, grow: int = 0) -> str:
         wide, high = (wide + 2 * grow, HEIGHT + 2 * grow) if grow > 0 else (wide, HEIGHT + 2 * grow)
         return f"M{at - max(grow, 0)} {top - grow}h{wide}v{high}h-{wide}z"
 
     counts = cell.counts or ()
-    segment = _segment(world_size)
+    wide_share = segment(world_size)
     if world_size <= DETAILED_WORLD:
         for source, count in enumerate(counts):
             if count:
-                paths[rank_look(source).fill, ""].append(box(left + 2 + source * segment, segment - 1, -1))
+                paths[rank_look(source).fill, ""].append(box(left + 2 + source * wide_share, wide_share - 1, -1))
     elif any(counts):
         share = round((width - SIGN - 2) * sum(count > 0 for count in counts) / world_size)
         paths["#9CC3DE", ""].append(box(left + 2, share, -1))
@@ -131,8 +133,8 @@ def _draw_cell(
             paths["none", _stroke(WRONG, 1.2)].append(_slashes(left, top, width - SIGN))
         paths["none", _stroke(WRONG, 1.8)].append(box(left, width))
         paths[WRONG, ""].append(f"M{sign} {top}h{SIGN}v{HEIGHT}h-{SIGN}z")
-        text = f"×{max(counts)}" if cell.state == "repeated" else STATES[cell.state].sign
-        signs.append(f'<tspan x="{sign + SIGN // 2}" y="{top + 10}">{text}</tspan>')
+        mark = f"×{max(counts)}" if cell.state == "repeated" else STATES[cell.state].sign
+        signs.append(f'<tspan x="{sign + SIGN // 2}" y="{top + 10}">{mark}</tspan>')
 
 
 def _slashes(left: int, top: int, width: int) -> str:
@@ -143,8 +145,8 @@ def _stroke(colour: str, width: float) -> str:
     return f' stroke="{colour}" stroke-width="{width}"'
 
 
-def _text(x: float, y: float, text: str, size: int, fill: str, anchor: str = "start", weight: str = "normal") -> str:
+def text(x: float, y: float, words: str, size: int, fill: str, anchor: str = "start", weight: str = "normal") -> str:
     return (
         f'<text x="{x:g}" y="{y:g}" {FONT} font-size="{size}" fill="{fill}" text-anchor="{anchor}" '
-        f'font-weight="{weight}">{escape(text)}</text>'
+        f'font-weight="{weight}">{escape(words)}</text>'
     )
