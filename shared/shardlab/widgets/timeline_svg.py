@@ -19,6 +19,7 @@ from shardlab.widgets.timeline_ink import DIM, INK, LETTER, LINE, PAGE, Ink, tex
 
 WIDTH, LEFT, RIGHT, TOP = 1120, 148, 58, 48
 LANE, BETWEEN, GAP = 24, 3, 15  # a lane's height, the space between two lanes, and between two ranks
+BARELY = 0.05  # below this share, what was meant to be hidden is not
 WAIT = 11  # of a compute lane's height, at its bottom
 LEGEND = (
     ("forward", "F forward"),
@@ -74,6 +75,11 @@ def verdict(hidden_share: float, seconds: float) -> str:
     return f"hidden {percent} %"
 
 
+def alarming(rank: RankTimeline) -> bool:
+    """Whether there was communication, and next to nothing of it was hidden."""
+    return rank.communication_seconds > 0 and rank.hidden_share < BARELY
+
+
 def _picture(title: str, subtitle: str, rows: list[tuple[str, RankTimeline]], seconds: float) -> str:
     row_height = 2 * LANE + BETWEEN + GAP
     bottom = TOP + len(rows) * row_height
@@ -115,8 +121,7 @@ def _row_head(name: str, rank: RankTimeline, y: float) -> list[str]:
         parts.append(text_at(43, y + 14, name, 11, look.text, "middle", "bold"))
     else:
         parts.append(text_at(14, y + 14, name if len(name) < 15 else name[:13] + "…", 12, INK, weight="bold"))
-    alarm = rank.communication_seconds and rank.hidden_share == 0
-    parts.append(text_at(14, y + LANE + BETWEEN + 14, words, 11, WRONG if alarm else INK, weight="bold"))
+    parts.append(text_at(14, y + LANE + BETWEEN + 14, words, 11, WRONG if alarming(rank) else INK, weight="bold"))
     parts.append(text_at(LEFT - 6, y + 14, "compute", 9, DIM, "end"))
     parts.append(text_at(LEFT - 6, y + LANE + BETWEEN + 14, "link", 9, DIM, "end"))
     return parts
