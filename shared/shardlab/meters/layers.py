@@ -116,20 +116,24 @@ class _Watch:
     def layer(self, name: str, layer: nn.Module) -> None:
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             kind = "forward" if torch._C._current_graph_task_id() == -1 else "recompute"
-            self._open_forward().append((name, self.spans.begin(kind, name)))
-            for tensor in _differentiable((args, kwargs)):
+            given = _differentiable((args, kwargs))
+            made_by = {id(tensor): tensor.grad_fn for tensor in given}
+            self._open_forward().append((name, self.spans.begin(kind, name), made_by))
+            for tensor in given:
                 self._on_gradient(tensor, self._leave, name)
 
         def after(_: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
             opened = self._open_forward()
+            made_by: dict[int, Any] = {}
             # An exception that no hook sees (an interrupt) leaves inner ones open.
-            while opened and (last := opened.pop()):
-                self.spans.end(last[1])
-                if last[0] == name:
+            while opened:
+                ending, span, made_by = opened.pop()
+                self.spans.end(span)
+                if ending == name:
                     break
-            given = {id(tensor) for tensor in _differentiable((args, kwargs))}
             for tensor in _differentiable(result):
-                if id(tensor) not in given:  # a layer that hands on its input has no backward
+                # A layer that hands on its input has no backward; one that works in place has.
+                if id(tensor) not in made_by or made_by[id(tensor)] is not tensor.grad_fn:
                     self._on_gradient(tensor, self._enter, name)
 
         self._handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
@@ -145,7 +149,8 @@ class _Watch:
 
         self._handles.append(parameter.register_hook(ready))
 
-    def _open_forward(self) -> list[tuple[str, Span]]:
+    def _open_forward(self) -> list[tuple[str, Span, dict[int, Any]]]:
+        """Of this thread: each layer whose forward is open, its span, and what made its inputs."""
         if not hasattr(self._forward, "opened"):
             self._forward.opened = []
         return self._forward.opened
@@ -195,7 +200,7 @@ class _Watch:
         with ExitStack() as stack:
             stack.enter_context(self._waits_are_seen(threading.Thread, "join", "a thread"))
             stack.enter_context(self._waits_are_seen(threading.Condition, "wait", "a thread"))
-            stack.enter_context(self._waits_are_seen(torch.futures.Future, "wait", "a future"))
+            stack.enter_context(self._waits_are_seen(torch._C.Future, "wait", "a future"))
             yield
 
     @contextmanager

@@ -128,7 +128,7 @@ function drawView(data, looks, items, view, width) {
       `<rect class="sl-pill" x="2" y="${y + 3}" width="58" height="19" rx="9.5" style="fill:${look.fill}"/>`,
       `<text class="sl-rank" x="31" y="${y + 17}" style="fill:${look.text}">rank ${rank.rank}</text>`,
       `<text class="sl-lane" x="${LEFT - 6}" y="${y + 17}">compute</text><text class="sl-lane" x="${LEFT - 6}" y="${below + 17}">link</text>`,
-      rank.alarm ? `<rect class="sl-alarm" x="-1" y="${below}" width="${rank.verdict.length * LETTER + 12}" height="15" rx="3"/>` : "",
+      rank.alarm ? `<rect class="sl-alarm" x="-1" y="${below}" width="${round(rank.verdict.length * 6.8 + 10)}" height="15" rx="3"/>` : "",
       `<text class="sl-verdict${rank.alarm ? " sl-alarmed" : ""}" x="${rank.alarm ? 4 : 2}" y="${below + 12}">${rank.verdict}</text>`,
       rank.verdict === "no communication" ? "" : `<text class="sl-lost" x="2" y="${below + 25}">exposed ${rank.exposed}</text>`,
     );
