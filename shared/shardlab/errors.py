@@ -23,7 +23,8 @@ class UsageError(ShardLabError, ValueError):
 class CheckFailed(ShardLabError, AssertionError):
     """A solution is not right yet.
 
-    reason: "values", "bytes", "memory", "device", "order", "calls", "hang", "crash", "signature" or "not written".
+    reason: "values", "bytes", "memory", "device", "order", "calls", "rounds", "hang", "crash", "signature" or
+    "not written".
     """
 
     def __init__(self, exercise: str, reason: str, seen: str, expected: str = "", look: str = "") -> None:
