@@ -49,8 +49,13 @@ import torch.distributed as dist
 import hashlib
 import time
 
-from shardlab import check, device, launch, predict, show, table, theory, trace_ring
+from shardlab import check, device, launch, predict, reuse, show, table, theory, trace_ring
 from shardlab.errors import LaunchError
+from shardlab.fingerprint import fingerprint
+from shardlab.ledger import LedgerRow, record
+from shardlab.meters import label, memory_so_far
+from shardlab.model import GPT, SMALL, loss_function
+from shardlab.text import batch
 from shardlab.widgets import charts
 
 NUMEL = int(MEGABYTES * 10**6) // 4  # elements: a float32 has 4 bytes
@@ -603,6 +608,73 @@ table(
         for N in WORLD_SIZES
     ],
     equal=("your bytes, measured", "library's bytes, booked"),
+)
+
+# %% [markdown]
+# ### A training step on your ring
+#
+# Now what it is for. N ranks train the course's small GPT: each takes its part of the batch and computes fp16
+# gradients, with the engine of lab 01. The gradients are laid out in one flat tensor, divided by N, and summed by your
+# ring. Every rank then makes the same step. psi is the number of parameters, and an fp16 gradient has 2 bytes, so n =
+# 2 psi.
+
+# %%
+MixedPrecisionAdam = reuse("01_model_states").MixedPrecisionAdam
+
+
+def train_on_the_ring(all_reduce, steps):
+    """Some steps on this rank's part of the batch. The bytes of its model states, and a hash of all its weights."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(SEED)
+    model = GPT(SMALL).half().to(device())
+    parameters = list(model.parameters())
+    engine = MixedPrecisionAdam(parameters)
+    for values in engine.state.values():
+        label("optimizer", [value for value in values.values() if torch.is_tensor(value)])
+    for step in range(steps):
+        inputs, targets = (
+            part.tensor_split(world_size)[rank].to(device())
+            for part in batch(step, 24, 32, SEED)
+        )
+        engine.zero_grad()
+        engine.backward(loss_function(model(inputs), targets))
+        gradients = [parameter.grad for parameter in parameters]
+        flat = torch.cat([gradient.flatten() for gradient in gradients]) / world_size
+        all_reduce(flat)
+        for gradient, mean in zip(
+            gradients, flat.split([g.numel() for g in gradients]), strict=True
+        ):
+            gradient.copy_(mean.view_as(gradient))
+        del flat
+        engine.step()
+    held = memory_so_far().at_end
+    return held.parameters + held.gradients + held.optimizer, fingerprint(model)
+
+
+STEPS = 2
+run = launch(train_on_the_ring, WORLD_SIZE, args=(ring_all_reduce, STEPS), device=DEVICE)
+print("ranks whose weights differ:", len({weights for _, weights in run.results}) - 1)
+
+# %% [markdown]
+# All copies of the model are still equal, to the last bit. What a step costs goes into the ledger, the table that runs
+# through the labs, as a row beside the others that you have recorded. (The engine's all-reduce of one number, by which
+# all ranks agree to skip, is left out.)
+
+# %%
+psi = GPT(SMALL).parameter_count
+busiest = max(run.traffic, key=lambda rank: rank.by_operation["send"].sent)
+record(
+    LedgerRow(
+        lab="04",
+        strategy="DDP, your ring",
+        world_size=WORLD_SIZE,
+        held=max(held for held, _ in run.results),
+        held_formula=theory.model_state_bytes("ddp", psi, WORLD_SIZE),
+        sent=busiest.by_operation["send"].sent / STEPS,
+        sent_formula=2 * theory.step_volume("ddp", psi, WORLD_SIZE).sent,
+        messages=busiest.messages_sent // STEPS,
+        limited_by="every link, equally",
+    )
 )
 
 # %% [markdown]
