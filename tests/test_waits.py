@@ -35,7 +35,7 @@ def test_ranks_are_nodes_and_waits_are_arrows() -> None:
 
 
 def test_it_survives_strict_sanitizers() -> None:
-    text = picture(standing(0, 1), standing(1, 0))._repr_html_()
+    text = picture(standing(0, 1), standing(1, 0))._repr_svg_()
     assert all(word not in text for word in ("<style", "<script", " id=", "url(", "marker"))
 
 

@@ -31,7 +31,7 @@ WORDS = {
 
 
 class WaitsPicture:
-    """What a notebook shows for `error.why()`."""
+    """What a notebook shows for `error.why()`. No HTML: where SVG is not trusted, the text says more than its rest."""
 
     def __init__(self, error: LaunchError) -> None:
         self.title = error.report.splitlines()[0]
@@ -39,9 +39,6 @@ class WaitsPicture:
 
     def _repr_svg_(self) -> str:
         return waits_svg(self.ranks, self.title)
-
-    def _repr_html_(self) -> str:
-        return self._repr_svg_()
 
     def __repr__(self) -> str:
         return "\n".join([self.title, *(f"  {sentence(standing)}" for standing in self.ranks)])
