@@ -174,7 +174,7 @@ def shard_indices(solution: Callable) -> str:
     longest = max(case.length for case in cases)
     return _verdict(
         trials,
-        f"every index once, shards of equal size (or one more), a new order each epoch and seed, 0 to {longest:,} items",
+        f"every index once, shards alike in size, a new order each epoch and seed, 0 to {longest:,} items",
         "drawn alike in all processes; global random state neither used nor changed",
     )
 
