@@ -28,7 +28,7 @@ MODULES = {
         "messages_wrong_broadcast",
         "messages_wrong_broadcast_more",
     ),
-    "01": ("states_wrong", "states_right"),
+    "01": ("states_right", "states_wrong", "states_wrong_scaling", "states_wrong_update", "states_wrong_ranks"),
     "02": (
         "data_parallel_scatter",
         "data_parallel_gather",
@@ -36,6 +36,8 @@ MODULES = {
         "data_parallel_wrong_gradients",
         "data_parallel_wrong_replicas",
         "data_parallel_wrong_threads",
+        "data_parallel_wrong_outputs",
+        "data_parallel_right_more",
     ),
     "03": (
         "ddp_right",
@@ -56,6 +58,7 @@ MODULES = {
         "ring_wrong_memory",
         "ring_right_ways",
     ),
+    "05": ("overlap_plans", "overlap_right", "overlap_wrong", "overlap_wrong_accumulation"),
 }
 
 

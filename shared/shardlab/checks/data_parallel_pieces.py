@@ -151,7 +151,9 @@ def judge_gather(bench: Bench, batch: Batch) -> Fault | None:
     wrong = _shape_or_place(bench, "the result", whole, batch, batch.target)
     if wrong:
         return wrong
-    if len(whole) != batch.rows or not torch.equal(_off(whole), host):
+    if len(whole) != batch.rows:
+        return Fault("values", f"the result has {len(whole)} rows", f"{batch.rows}: all pieces, one after the other")
+    if not torch.equal(_off(whole), host):
         return _misplaced([_rows(whole)], batch)
     for piece, part in zip(pieces, host.split(list(batch.sizes)), strict=True):
         if not torch.equal(_off(piece), part):
@@ -163,8 +165,8 @@ def judge_gather(bench: Bench, batch: Batch) -> Fault | None:
         want = 0 if index == batch.target else nbytes[index]
         if one.sent != want or (index != batch.target and one.received):
             said = f"device {index} sent {one.sent:,.0f} and received {one.received:,.0f} bytes"
-            want_said = f"{want:,} bytes, its piece, straight to device {batch.target}, and nothing else"
-            return Fault("bytes", said, want_said)
+            want_said = f"it sends {want:,} bytes, its piece, straight to device {batch.target}, and receives nothing"
+            return Fault("bytes", said, want_said if want else "it has nothing to send")
     bench.facts.setdefault("sent", []).append(expected)
     return None
 
@@ -190,7 +192,8 @@ def _misplaced(rows: Sequence[list[int]], batch: Batch) -> Fault:
     doubled = sorted({row for row in flat if flat.count(row) > 1 and row in range(batch.rows)})
     if lost:
         said = f"row{'s' * (len(lost) > 1)} {_listed(lost)} of {batch.rows} {'are' if len(lost) > 1 else 'is'} lost"
-        look = "the remainder when N does not divide the rows" if lost[-1] == batch.rows - 1 else ""
+        tail = len(rows) > 1 and lost == list(range(batch.rows - len(lost), batch.rows))
+        look = "the remainder when N does not divide the rows" if tail else ""
         return Fault("values", said, "every row once, in order", look)
     if doubled:
         return Fault("values", f"row {doubled[0]} is there {flat.count(doubled[0])} times", "every row once, in order")

@@ -104,6 +104,9 @@ class Setup:
             wrong = self.judge_place(f".grad of {name}", mine.grad)
             if wrong:
                 return wrong
+            if want is None and not theirs.requires_grad and bool(off(mine.grad).any()):
+                look = "a new nn.Parameter requires gradients unless it is told otherwise"
+                return Fault("values", f"{name} is frozen and has a gradient", "none: requires_grad is False", look)
             want = torch.zeros_like(theirs) if want is None else want
             got = off(mine.grad)
             if got.shape != want.shape or got.dtype != want.dtype:
@@ -127,6 +130,9 @@ class Setup:
             meanings["the new gradient alone: what was in .grad before is lost"] = want - before[name]
             meanings["only what was there before: nothing was added"] = before[name]
             meanings["what was there before counted twice"] = want + before[name]
+            scaled = (got - want + before[name]) / before[name]  # of what was there before
+            if near(scaled, scaled.mean().expand_as(scaled)):
+                meanings[f"what was there before, times {scaled.mean():.3g}, and the new gradient"] = got
         look = next((words for words, value in meanings.items() if near(got, value)), "")
         expected = "the gradient of loss_function(module(inputs), targets) over the whole batch"
         expected += ", added to what was there" if before else ""
@@ -171,29 +177,33 @@ def shards_of(
 def _meanings(name: str, want: torch.Tensor, shards: list[Shard]) -> list[tuple[str, torch.Tensor]]:
     """What a wrong gradient may be, in words, and the numbers it then has."""
     parts = [shard.gradients.get(name, torch.zeros_like(want)) for shard in shards]
-    if len(parts) < 2:
+    if not parts:
         return []
     count = len(parts)
     rows = [shard.rows for shard in shards]
     weighted = [part * own / sum(rows) for part, own in zip(parts, rows, strict=True)]
     shares = ", ".join(map(str, rows))
-    found = [
-        (
-            f"the plain mean of the devices' gradients; they had {shares} samples, so they don't weigh the same",
-            sum(parts) / count,
-        ),
-        ("the sum of the devices' gradients, divided by nothing", sum(parts)),
-        ("divided twice: by the number of samples, and by the number of devices", want / count),
+    always = [
         ("the sum over all samples, not the mean", want * sum(rows)),
         ("twice the gradient", want * 2),
         ("the right number with the wrong sign", -want),
+    ]
+    if count == 1:
+        return always
+    found = [
+        (
+            f"the plain mean of the devices' gradients; they had {shares} samples, so they don't weigh the same",
+            torch.stack(parts).mean(0),
+        ),
+        ("the sum of the devices' gradients, divided by nothing", torch.stack(parts).sum(0)),
+        ("divided twice: by the number of samples, and by the number of devices", want / count),
     ]
     for place, part in enumerate(parts):
         found.append((f"the gradient of shard {place} alone", part))
         found.append((f"the part of shard {place} alone", weighted[place]))
         found.append((f"without the part of shard {place}", want - weighted[place]))
         found.append((f"with shard {place} counted twice", want + weighted[place]))
-    return [(words, value) for words, value in found if isinstance(value, torch.Tensor)]
+    return [*found, *always]
 
 
 def _rows_said(got: torch.Tensor, want: torch.Tensor) -> str:

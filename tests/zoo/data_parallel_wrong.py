@@ -1,1 +1,0 @@
-"""Lab 02: wrong solutions."""
