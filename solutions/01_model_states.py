@@ -19,8 +19,8 @@
 # **You build:** `model_state_bytes`, which counts what training keeps in memory, and `MixedPrecisionAdam`, an optimizer
 # that trains a model of 16-bit numbers. **Time:** 60 to 90 minutes.
 #
-# **Where this stands.** This course spreads training over many GPUs. What there is to spread? This notebook stays with
-# one process, and counts. Every parameter of a model costs 16 bytes while it is trained, 12 of them for numbers that
+# **Where this stands.** This course spreads training over many GPUs. But what is there to spread? This notebook stays
+# with one process, mostly, and counts. Every parameter of a model costs 16 bytes while it is trained, 12 of them for numbers that
 # only the optimizer looks at. You will see where each of them comes from, and build the engine that holds them. ZeRO,
 # which you build from lab 06 on, is about these 16 bytes and nothing else.
 #
@@ -49,7 +49,7 @@ import time
 
 from shardlab import check, device, launch, predict, table, theory
 from shardlab.ledger import LedgerRow, record
-from shardlab.meters import label
+from shardlab.meters import label, memory_so_far
 from shardlab.model import GPT, SMALL, loss_function
 from shardlab.text import batch
 from shardlab.widgets.curves import curves
@@ -189,14 +189,13 @@ check("01.model_state_bytes", model_state_bytes)
 # %% [markdown]
 # ### Measured, moment by moment
 #
-# Now count during one step of ordinary training. Two instruments measure the same thing. The left columns are yours.
-# The last column is the course's memory meter: `launch` runs the function in a process of its own, and notes every
-# storage that is made and freed there, whoever makes it.
+# Now count during one step of ordinary training. `launch` runs the function in a process of its own, where the
+# course's memory meter notes every storage that is made and freed, whoever makes it. `memory_so_far()` asks it.
 
 
 # %%
 def one_step_in_fp32():
-    """The model states at four moments of a step, as `model_state_bytes` counts them."""
+    """The model states at four moments of a step as you count them, and at the third as the meter does."""
     model = new_model(where=device())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     moments = {"before backward": model_state_bytes(model, optimizer)}
@@ -205,26 +204,13 @@ def one_step_in_fp32():
     moments["after backward"] = model_state_bytes(model, optimizer)
     optimizer.step()
     moments["after the first step"] = model_state_bytes(model, optimizer)
+    metered = memory_so_far().at_end
     optimizer.zero_grad()
     moments["after zero_grad"] = model_state_bytes(model, optimizer)
-    optimizer.zero_grad()
-    loss_function(model(inputs), targets).backward()
-    return (
-        moments,
-        model,
-        optimizer,
-    )  # the last two keep alive what the meter is to see at the end
+    return moments, metered
 
 
-def without_the_model(run_function):
-    """Runs it, and returns only what can travel: the moments."""
-    moments, *_alive = run_function()
-    return moments, _alive[0].parameter_count
-
-
-run = launch(one_step_in_fp32, 1, device=DEVICE)
-moments = run.results[0][0]
-at_end = run.memory[0].at_end
+moments, metered = launch(one_step_in_fp32, 1, device=DEVICE).results[0]
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -250,21 +236,21 @@ table(
             "formula": "4 psi",
             "predicted": theory.FP32_ADAM.weight * PSI,
             "measured": counted["weights"],
-            "memory meter": at_end.parameters,
+            "memory meter": metered.parameters,
         },
         {
             "state": "gradients",
             "formula": "4 psi",
             "predicted": theory.FP32_ADAM.gradient * PSI,
             "measured": counted["gradients"],
-            "memory meter": at_end.gradients,
+            "memory meter": metered.gradients,
         },
         {
             "state": "optimizer",
             "formula": "(4 + 4) psi + 4 per tensor",
             "predicted": theory.FP32_ADAM.optimizer * PSI + 4 * TENSORS,
             "measured": counted["optimizer"],
-            "memory meter": at_end.optimizer,
+            "memory meter": metered.optimizer,
         },
     ],
     equal=("predicted", "measured"),
@@ -368,7 +354,8 @@ thousand_updates.compare(added["float16"])
 # %% [markdown]
 # Nothing at all. The next fp16 number after 1 is $1 + 2^{-10} \approx 1.00098$. The sum 1.0001 lies nearer to 1, and is
 # rounded back to 1, a thousand times. An update counts only when it is larger than half of the spacing, and the spacing
-# grows with the weight: a weight of size w moves only for updates above about w/2000 in fp16, and w/250 in bf16.
+# grows with the weight. A weight of size w moves only for updates above w/4096 to w/2048 in fp16, and w/512 to w/256 in
+# bf16, depending on where it lies between two powers of two.
 #
 # The cure: keep the weights in fp32, let the updates add up *there*, and hand a rounded 16-bit copy to the model. The
 # fp32 weights are called **master weights** (Micikevicius et al. 2018, section 3.1). The moments stay in fp32 for the
@@ -436,7 +423,7 @@ table(
 
 
 # %%
-def gflops(dtype, size=512, repeats=5):
+def gflops(dtype, size=384, repeats=3):
     """Billions of operations per second in a product of two square matrices: the best of several."""
     left = torch.randn(size, size, device=HERE).to(dtype)
     best = float("inf")
@@ -548,9 +535,9 @@ exponents(
 
 # %% [markdown]
 # Without scaling, nearly all logits' gradients lie where fp16 has few digits left, and some become 0. This is a small
-# model with a small batch. A larger batch divides the same probabilities by more places, and for a network with real
-# trouble see figure 3 of Micikevicius et al.: 31 % of its gradients became 0. The upper part of fp16's range, on the
-# other hand, is empty.
+# model with a small batch. A larger batch divides the same probabilities by more places. And a network with real
+# trouble is in figure 3 of Micikevicius et al.: so many of its gradients became 0 that it did not train in fp16. The
+# upper part of fp16's range, on the other hand, is empty.
 #
 # So shift everything: multiply the loss by a number S, the **loss scale**. By the chain rule every gradient in backward
 # is then S times as large. Afterwards the weights' gradients are divided by S. When S is a power of two, neither of the
@@ -641,8 +628,8 @@ engine_bytes = predict("bytes per parameter that the engine adds, at rest")
 # - **`step()`**: makes a step, and returns True. If any gradient holds an inf or a NaN it returns False instead, and
 #   changes nothing but the scale, which halves, though never below 1. After `growth_interval` steps in a row without
 #   overflow the scale doubles, and the counting starts anew. Parameters whose `.grad` is None are left alone.
-# - **On several ranks**, that is when `torch.distributed` is initialised, all ranks must decide alike: if one overflows,
-#   all skip. One all-reduce of one number is enough. `step` does not average gradients; that is lab 03's task.
+# - **On several ranks**, that is when `torch.distributed` is initialised, all ranks decide alike: if one overflows, all
+#   skip. One all-reduce of one number is enough. `step` does not average gradients; that is lab 03's task.
 # - **Memory**: between two steps it holds 12 bytes per element, and nothing of what is needed only in a step.
 #
 # <details><summary>Hint 1: where to begin</summary>
@@ -788,7 +775,7 @@ KINDS = {
 
 
 def one_step_with_the_engine(dtype):
-    """Bytes by kind after one step, counted by `model_state_bytes`; the meter sees the end of the function."""
+    """Bytes after one step: by kind, the three kinds of optimizer state apart, and by the meter."""
     model = new_model(dtype, device())
     engine = MixedPrecisionAdam(model.parameters())
     state = [value for each in engine.state.values() for value in each.values()]
@@ -805,13 +792,11 @@ def one_step_with_the_engine(dtype):
         for name in KINDS
         if name in names
     }
-    inputs = targets = None
-    return counted, kinds, (model, engine)
+    return counted, kinds, memory_so_far().at_end
 
 
 run = launch(one_step_with_the_engine, 1, args=(torch.float16,), device=DEVICE)
-counted, kinds, _ = run.results[0]
-at_end = run.memory[0].at_end
+counted, kinds, metered = run.results[0]
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -823,12 +808,12 @@ table(
             "formula": f"{per_parameter} psi",
             "predicted": per_parameter * PSI,
             "measured": counted[state],
-            "memory meter": metered,
+            "memory meter": by_meter,
         }
-        for state, per_parameter, metered in (
-            ("weights", MIXED.weight, at_end.parameters),
-            ("gradients", MIXED.gradient, at_end.gradients),
-            ("optimizer", MIXED.optimizer, at_end.optimizer),
+        for state, per_parameter, by_meter in (
+            ("weights", MIXED.weight, metered.parameters),
+            ("gradients", MIXED.gradient, metered.gradients),
+            ("optimizer", MIXED.optimizer, metered.optimizer),
         )
     ],
     equal=("predicted", "measured"),
@@ -1098,9 +1083,10 @@ plain_error = predict("error of the plain mean, 13 passages", unit="%", N=WORLD_
 
 # %%
 def gradient_of(model, inputs, targets):
-    """All gradients of the mean loss, as one vector."""
+    """All gradients of the mean loss, as one vector. Nothing is rounded to fp32 on the way."""
     model.zero_grad()
-    loss_function(model(inputs), targets).backward()
+    logits = model(inputs)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
@@ -1138,7 +1124,7 @@ plain_error.compare(100 * rows[2]["plain mean, error"])
 # %% [markdown]
 # What is left where the mean is right is rounding: it shrinks from fp32 to fp64, because additions are made in another
 # order. The error of the plain mean does not shrink: it is an error of arithmetic. Passages in small parts count for
-# too much. It is never far off, so that nobody notices. That makes it a mean bug.
+# too much. It is never off by much, training still works, and so this mistake can live long.
 #
 # ### One more trap: the sum of fp16 gradients
 #
@@ -1192,25 +1178,24 @@ record(
 # ## 12. What production systems do differently
 #
 # - **PyTorch's autocast** keeps the weights themselves in fp32 and converts them to 16 bits where an operation needs
-#   it. There is no second copy to keep, and gradients are fp32: 4 + 4 + 8 = 16 bytes again. Its `GradScaler` is the
+#   it. No 16-bit copy is kept from step to step, and gradients are fp32: 4 + 4 + 8 = 16 bytes again. Its `GradScaler` is the
 #   dynamic loss scale of this lab, with the same defaults: $2^{16}$, halved, doubled after 2000 steps. Engines for very
 #   large models (DeepSpeed, Megatron) hold 16-bit weights and fp32 masters, as you do: what travels is then 16 bits.
 # - **bf16 has nearly replaced fp16** on hardware that has it. No scaling, no skips. The master weights stay.
-# - **Fused kernels** update all parameters in one pass over the memory. Your step makes a dozen passes, with a temporary
-#   tensor in each.
-# - **The overflow flag stays on the GPU.** `flag.item()` makes the CPU wait for everything before it. `GradScaler`
-#   lets the kernel of the optimizer look at the flag instead.
+# - **Fused kernels** update all parameters in one pass over the memory. Your step makes a dozen passes.
+# - **The overflow flag stays on the GPU.** `flag.item()` makes the CPU wait for everything before it. With a
+#   fused optimizer, `GradScaler` hands the flag to the optimizer's kernel instead.
 # - **Fewer bits still.** 8-bit optimizers keep both moments in one byte each, with a scale per block of elements.
 #
 # ## 13. Questions
 #
 # Answer in a sentence or two, then compare with the solution.
 #
-# **Q1.** A model has 7.5 billion parameters and is trained with your engine. How many bytes are the model states? How
-# many of them would be left if the gradients were accumulated in fp32 instead of fp16: more, or fewer?
+# **Q1.** A model has 7.5 billion parameters and is trained with your engine. How many bytes are the model states? And if
+# the gradients were kept in fp32 instead of fp16?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-bytes", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
-# 16 x 7.5 billion = 120 GB. With fp32 gradients it would be more: 2 bytes per parameter on top, 135 GB.
+# 16 x 7.5 billion = 120 GB. With fp32 gradients 2 bytes per parameter come on top: 135 GB.
 
 # %% [markdown]
 # **Q2.** A colleague reports that in his engine a skipped step sets all gradients to 0 and then steps as usual: "zero

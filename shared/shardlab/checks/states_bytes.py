@@ -31,7 +31,9 @@ class BytesCase:
         def judge(returned: Any) -> Judged:
             finding = _shape(returned) or _numbers(returned, model, optimizer)
             if finding is None and _digest(model, optimizer) != before:
-                finding = Finding("the model or the optimizer's state has been changed", "only counting")
+                finding = Finding(
+                    "the model, its gradients or the optimizer's state have been changed", "only counting"
+                )
             return Judged(finding, "")
 
         return Prepared((model, optimizer), judge, lambda: None)
@@ -92,11 +94,15 @@ def _mistakes(kind: str, model: nn.Module, optimizer: Any) -> list[tuple[str, in
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     tensors = {"weights": parameters, "gradients": gradients, "optimizer": state_tensors(optimizer)}[kind]
-    total = held(tensors)
+    total, elements = held(tensors), sum(map(torch.numel, tensors))
+    sizes = {one.element_size() for one in tensors}
     found = [
-        ("that is the number of elements, not of bytes", sum(map(torch.numel, tensors))),
-        ("bytes per element are not always 4: tensor.element_size() knows", sum(4 * one.numel() for one in tensors)),
-        ("bytes per element are not always 2: tensor.element_size() knows", sum(2 * one.numel() for one in tensors)),
+        ("that is the number of elements, not of bytes", elements),
+        *(
+            (f"bytes per element are not always {size}: tensor.element_size() knows", size * elements)
+            for size in (4, 2)
+            if sizes != {size}
+        ),
         (
             "counted by elements of each tensor. Several tensors can share one memory, and a slice keeps all of the"
             " memory behind it alive: tensor.untyped_storage() is that memory, .nbytes() its size",

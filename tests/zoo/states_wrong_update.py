@@ -1,0 +1,430 @@
+"""Lab 01: engines with a wrong update, wrong master weights, or too much memory."""
+
+from __future__ import annotations
+
+import torch
+
+from . import wrong
+from .states_engine import Engine
+from .states_right import ENGINE
+
+VANISH = r"60 updates of 0.0001 on b?float16 weights(?s:.*)1 has not moved(?s:.*)float32 master weights that live"
+
+
+@wrong(ENGINE, reason="values", says=VANISH)
+class UpdatesTheWeightsDirectly(Engine):
+    """No master weights: the update is taken off the 16-bit weights."""
+
+    def descend(self, p, s):
+        mean, square = self.corrected(s)
+        w = p.float() * (1 - self.lr * self.weight_decay)
+        p.copy_(w - self.lr * mean / (square.sqrt() + self.eps))
+
+
+@wrong(ENGINE, reason="values", says=VANISH)
+class RebuildsTheMaster(Engine):
+    """The master weights are made from the 16-bit weights in every step."""
+
+    def descend(self, p, s):
+        s["master"] = p.detach().float()
+        super().descend(p, s)
+
+
+@wrong(ENGINE, reason="values", says=VANISH)
+class MasterInSixteenBits(Engine):
+    """The master is a copy, but of the same type."""
+
+    def new_state(self, p):
+        return {**super().new_state(p), "master": p.detach().clone()}
+
+
+@wrong(ENGINE, reason="values", says=r"float32 weights: step 1: parameter 0(?s:.*)has not moved")
+class NeverWritesBack(Engine):
+    """The master weights move, the model's do not."""
+
+    def write(self, p, master):
+        pass
+
+
+@wrong(ENGINE, reason="values", says=r"has not moved")
+class RebindsAName(Engine):
+    """`p = master.half()` changes what the name p stands for."""
+
+    def write(self, p, master):
+        p = master.to(p.dtype)
+
+
+@wrong(ENGINE, reason="values", says=r"float16 weights: step 1: parameter 0 is float32 now")
+class MakesTheWeightsFloat32(Engine):
+    """p.data = master: now the model computes in fp32."""
+
+    def write(self, p, master):
+        p.data = master
+
+
+@wrong(ENGINE, reason="values|memory", says=r"memory|parameter")
+class MomentsInSixteenBits(Engine):
+    """zeros_like(p) has the type of p."""
+
+    def new_state(self, p):
+        return {**super().new_state(p), "first": torch.zeros_like(p), "second": torch.zeros_like(p)}
+
+    def update(self, p):
+        s, (b1, b2) = self.state[p], self.betas
+        s["step"] += 1
+        g = self.gradient(p)
+        s["first"].copy_(b1 * s["first"].float() + (1 - b1) * g)
+        s["second"].copy_(b2 * s["second"].float() + (1 - b2) * g * g)
+        self.descend(p, s)
+
+    def corrected(self, s):
+        return tuple(one.float() for one in super().corrected(s))
+
+
+@wrong(ENGINE, reason="values", says=r"without the bias corrections")
+class NoBiasCorrection(Engine):
+    """The moments as they are."""
+
+    def corrected(self, s):
+        return s["first"], s["second"]
+
+
+@wrong(ENGINE, reason="values", says=r"bias correction of the second moment")
+class CorrectsTheFirstOnly(Engine):
+    """The second moment is not corrected."""
+
+    def corrected(self, s):
+        return super().corrected(s)[0], s["second"]
+
+
+@wrong(ENGINE, reason="values", says=r"inf or NaN: a division by zero\? The first step is t = 1")
+class CountsFromZero(Engine):
+    """1 - beta**0 is 0."""
+
+    def descend(self, p, s):
+        s["step"] -= 1
+        super().descend(p, s)
+        s["step"] += 1
+
+
+@wrong(ENGINE, reason="values", says=r"t one too high")
+class CountsFromTwo(Engine):
+    """The count goes up before and after."""
+
+    def new_state(self, p):
+        return {**super().new_state(p), "step": 1}
+
+
+@wrong(ENGINE, reason="values", says=r"once per parameter instead of per step")
+class OneCountForEachParameter(Engine):
+    """One counter for the engine, which goes up inside the loop over the parameters."""
+
+    def update(self, p):
+        self.state[p]["step"] = self.count = getattr(self, "count", 0)
+        super().update(p)
+        self.count += 1
+
+
+@wrong(ENGINE, reason="values", says=r"weight_decay=0.25: step 1(?s:.*)weight decay added to the gradient")
+class CoupledDecay(Engine):
+    """L2: Adam instead of AdamW."""
+
+    def gradient(self, p):
+        return super().gradient(p) + self.weight_decay * self.state[p]["master"]
+
+    def descend(self, p, s):
+        decay, self.weight_decay = self.weight_decay, 0.0
+        super().descend(p, s)
+        self.weight_decay = decay
+
+
+@wrong(ENGINE, reason="values", says=r"weight decay that is not multiplied by the learning rate")
+class DecayWithoutLearningRate(Engine):
+    """W *= 1 - weight_decay."""
+
+    def descend(self, p, s):
+        s["master"].mul_((1 - self.weight_decay) / (1 - self.lr * self.weight_decay))
+        super().descend(p, s)
+
+
+@wrong(ENGINE, reason="values", says=r"applied after the update")
+class DecaysAfterwards(Engine):
+    """Takes the decay off the new weights."""
+
+    def descend(self, p, s):
+        decay, self.weight_decay = self.weight_decay, 0.0
+        super().descend(p, s)
+        self.weight_decay = decay
+        s["master"].mul_(1 - self.lr * decay)
+        self.write(p, s["master"])
+
+
+@wrong(ENGINE, reason="values", says=r"without weight decay")
+class ForgetsTheDecay(Engine):
+    """weight_decay is stored and never used."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.weight_decay = 0.0
+
+
+@wrong(ENGINE, reason="values", says=r"eps inside the square root")
+class EpsInside(Engine):
+    """sqrt(v + eps)."""
+
+    def corrected(self, s):
+        mean, square = super().corrected(s)
+        return mean, ((square + self.eps).sqrt() - self.eps) ** 2
+
+
+@wrong(ENGINE, reason="values", says=r"eps added before the bias correction")
+class EpsHat(Engine):
+    """The short form of section 2 of Adam's paper: its eps means something else."""
+
+    def descend(self, p, s):
+        (b1, b2), t, w = self.betas, s["step"], s["master"]
+        rate = self.lr * (1 - b2**t) ** 0.5 / (1 - b1**t)
+        w.mul_(1 - self.lr * self.weight_decay)
+        w.sub_(rate * s["first"] / (s["second"].sqrt() + self.eps))
+        self.write(p, w)
+
+
+@wrong(ENGINE, reason="values", says=r"beta1 and beta2 swapped")
+class SwapsBetas(Engine):
+    """Unpacks them the other way round."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.betas = self.betas[::-1]
+
+
+@wrong(ENGINE, reason="values", says=r"betas = \(0.9, 0.999\)")
+class IgnoresBetas(Engine):
+    """Has 0.9 and 0.999 in its code."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.betas = (0.9, 0.999)
+
+
+@wrong(ENGINE, reason="values", says=r"beta and 1 - beta swapped")
+class WeightsTheWrongWay(Engine):
+    """m = (1 - beta) m + beta g."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.betas = tuple(1 - beta for beta in self.betas)
+
+
+@wrong(ENGINE, reason="values", says=r"added instead of subtracted")
+class GoesUphill(Engine):
+    """The sign."""
+
+    def corrected(self, s):
+        mean, square = super().corrected(s)
+        return -mean, square
+
+
+@wrong(ENGINE, reason="values", says=r"lr = 1e-3: is the argument used")
+class IgnoresTheLearningRate(Engine):
+    """Has its own."""
+
+    def descend(self, p, s):
+        self.lr = 1e-3
+        super().descend(p, s)
+
+
+@wrong(ENGINE, reason="values", says=r"without the square root")
+class ForgetsTheRoot(Engine):
+    """Divides by the variance."""
+
+    def corrected(self, s):
+        mean, square = super().corrected(s)
+        return mean, square**2
+
+
+@wrong(ENGINE, reason="values", says=r"float32 weights: step \d: parameter")
+class ClipsTheGradients(Engine):
+    """Nobody asked for it."""
+
+    def gradient(self, p):
+        return super().gradient(p).clamp(-1, 1)
+
+
+@wrong(ENGINE, reason="crash", says=r"without a gradient(?s:.*)'NoneType' object has no attribute")
+class CrashesWithoutAGradient(Engine):
+    """Every parameter is taken to have one."""
+
+    @torch.no_grad()
+    def step(self):
+        if self.agreed(self.overflow(self.parameters)):
+            self.shrink()
+            return False
+        self.update_all(self.parameters)
+        self.grow()
+        return True
+
+
+@wrong(ENGINE, reason="values", says=r"without a gradient: step 1: parameter 1")
+class ZeroForNone(Engine):
+    """None counts as zeros: the parameter decays."""
+
+    def step(self):
+        for p in self.parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        return super().step()
+
+
+@wrong(ENGINE, reason="values", says=r"without a gradient: step 1: parameter [23](?s:.*)has not moved")
+class StopsAtTheFirstWithoutAGradient(Engine):
+    """break instead of continue."""
+
+    def update_all(self, with_gradient):
+        for p in self.parameters:
+            if p.grad is None:
+                break
+            self.update(p)
+
+
+@wrong(ENGINE, reason="crash", says=r"no gradient at all(?s:.*)(max|cat|stack)\(")
+class NeedsOneGradient(Engine):
+    """The maximum of an empty list."""
+
+    def overflow(self, parameters):
+        return not torch.stack([p.grad.abs().max().float() for p in parameters]).max().isfinite()
+
+
+@wrong(ENGINE, reason="values", says=r"as a generator: step 1: parameter 0(?s:.*)has not moved")
+class ConsumesTheGenerator(Engine):
+    """Goes through the parameters twice, the second time through nothing."""
+
+    def __init__(self, parameters, *args, **kwargs):
+        count = sum(1 for _ in parameters)
+        assert count >= 0
+        super().__init__(parameters, *args, **kwargs)
+
+
+@wrong(ENGINE, reason="values", says=r"\.grad is(?s:.*)zero_grad\(\) is called after every step|after zero_grad\(\)")
+class ZeroGradDoesNothing(Engine):
+    """Forgotten."""
+
+    def zero_grad(self):
+        pass
+
+
+@wrong(ENGINE, reason="crash", says=r"leaf Variable that requires grad|requires grad")
+class WithoutNoGrad(Engine):
+    """Autograd follows the update."""
+
+    def step(self):
+        with torch.enable_grad():
+            for p in self.parameters:
+                if p.grad is not None:
+                    p += 0
+        return super().step()
+
+
+@wrong(ENGINE, reason="memory", says=r"65,536 bytes(?s:.*)16 per element(?s:.*)fp32 gradients")
+class KeepsTheUnscaledGradients(Engine):
+    """fp32 gradients that stay between steps."""
+
+    def gradient(self, p):
+        self.state[p]["true"] = super().gradient(p)
+        return self.state[p]["true"]
+
+
+@wrong(ENGINE, reason="memory", says=r"16 per element")
+class KeepsTheLargestSecondMoment(Engine):
+    """AMSGrad's third tensor, unused."""
+
+    def new_state(self, p):
+        return {**super().new_state(p), "largest": torch.zeros(p.shape)}
+
+
+@wrong(ENGINE, reason="memory", says=r"24 per element")
+class InFloat64(Engine):
+    """Better safe than sorry: everything in fp64."""
+
+    def new_state(self, p):
+        return {k: v.double() if torch.is_tensor(v) else v for k, v in super().new_state(p).items()}
+
+    def gradient(self, p):
+        return p.grad.double() / self.scale
+
+
+@wrong(ENGINE, reason="memory", says=r"per element(?s:.*)is something kept from step to step")
+class KeepsAHistory(Engine):
+    """The master weights of every step, for a plot."""
+
+    def write(self, p, master):
+        self.state[p].setdefault("history", []).append(master.clone())
+        super().write(p, master)
+
+
+@wrong(ENGINE, reason="memory", says=r"on top of what is held")
+class CopiesEverythingThrice(Engine):
+    """Backups of all states before a step."""
+
+    def update_all(self, with_gradient):
+        backups = [
+            {p: {k: v.clone() for k, v in s.items() if torch.is_tensor(v)} for p, s in self.state.items()}
+            for _ in range(3)
+        ]
+        super().update_all(with_gradient)
+        del backups
+
+
+@wrong(ENGINE, reason="signature", says=r"growth_interval(?s:.*)the class itself, made with")
+class WithoutAGrowthInterval(Engine):
+    """The constructor lacks an argument."""
+
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, scale=2.0**16):
+        super().__init__(parameters, lr, betas, eps, weight_decay, scale)
+
+
+@wrong(ENGINE, reason="signature", says=r"no attribute scale")
+class HidesItsScale(Engine):
+    """The scale has another name."""
+
+    def __getattribute__(self, name):
+        if name == "scale":
+            raise AttributeError(name)
+        return super().__getattribute__("scale" if name == "loss_scale" else name)
+
+    def backward(self, loss):
+        (loss * self.loss_scale).backward()
+
+    def gradient(self, p):
+        return p.grad.float() / self.loss_scale
+
+
+@wrong(ENGINE, reason="signature", says=r"no method zero_grad\(\)")
+class WithoutZeroGrad(Engine):
+    """zero_grad is missing."""
+
+    zero_grad = None
+
+
+@wrong(ENGINE, reason="values", says=r"step\(\) returned a generator")
+class YieldsItsAnswer(Engine):
+    """A generator: its body never runs."""
+
+    def step(self):
+        yield True
+
+
+@wrong(ENGINE, reason="not written", says="not written yet")
+class Stub(Engine):
+    """As handed out."""
+
+    def new_state(self, p):
+        raise NotImplementedError("not written yet")
+
+
+@wrong(ENGINE, reason="not written", says="not written yet")
+class StubOfStep(Engine):
+    """The constructor is written, step is not."""
+
+    def step(self):
+        raise NotImplementedError("not written yet")
