@@ -11,7 +11,7 @@ from torch import nn
 from ..records import RankTraffic
 from .data_parallel_step import Setup, two_layers
 from .device_trial import Bench, Case, Fault
-from .device_watch import SPOILT, Picky, Remembers, Scaled, Watch, Watched, watching
+from .device_watch import SPOILT, Picky, Remembers, Scaled, Visit, Watch, Watched, watching
 
 SMALL = 64  # bytes: as much as losses, weights and numbers of samples may take, per device and call
 
@@ -106,10 +106,11 @@ def judge_together(watch: Watch, phase: str) -> Fault | None:
 
 
 def judge_own(watch: Watch) -> Fault | None:
-    owners: dict[int, int | None] = {}
+    owners: dict[int, Visit] = {}
     for visit in watch.visits:
-        if owners.setdefault(visit.replica, visit.device) != visit.device:
-            said = f"devices {owners[visit.replica]} and {visit.device} share one module object"
+        owner = owners.setdefault(visit.replica, visit)
+        if visit.thread != owner.thread:
+            said = "the threads of two devices call one and the same module object"
             return Fault("memory", said, "a replica for each: what forward keeps on `self` is its own")
     return None
 
