@@ -31,7 +31,7 @@ WORLD_SIZES = (2, 3, 4, 5, 1)
 
 @exercise(PLAN, title="A plan of buckets")
 def plan_buckets(solution: Callable) -> str:
-    check_signature(PLAN, solution, ["parameters", "bucket_bytes"])
+    check_signature(PLAN, solution, ["parameters", "bucket_bytes"], look="")
     cases = plan_cases()
     trial = observe(PLAN, solution, cases, 1)
     for index in range(len(cases)):
@@ -61,8 +61,8 @@ def distributed_data_parallel(solution: Callable) -> str:
         [
             f"values: the mean of what was accumulated, on every rank, in {cases} cases, N = 1 to {max(WORLD_SIZES)},"
             " every completion late",
-            f"order: {len(ordered[0].reductions)} calls of all_reduce in a step of 12 parameters, {overlapping} of them on"
-            " their way while backward computes",
+            f"order: {len(ordered[0].reductions)} calls of all_reduce in a step of 12 parameters,"
+            f" {overlapping} of them on their way while backward computes",
             f"bytes sent per rank and step at N = 3: {share:.3f} n (2(N-1)/N n = 1.333 n); nothing in no_sync()",
         ],
     )

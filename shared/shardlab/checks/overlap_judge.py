@@ -8,7 +8,7 @@ from ..errors import CheckFailed
 from ..records import Call
 from .library import HARMLESS_TOTAL
 from .notes import Observation
-from .observe import Trial, line_at, line_of, unfinished
+from .observe import Trial, line_at, line_of
 from .overlap_cases import ORDER, PLAIN, OverlapCase
 from .overlap_models import build
 from .overlap_play import WARM, Happened, Played
@@ -78,7 +78,7 @@ class Judge:
             rank = calls[0].rank
             mine = [call for call in self.seen[rank].calls if call.op == "all_reduce"]
             left = sum(call.completed is None for call in mine)
-            said = f"nobody waits for {left} of {len(mine)} asynchronous all_reduce calls: what they bring may come too late"
+            said = f"nobody waits for {left} of {len(mine)} asynchronous all_reduce calls: what they bring is lost"
             expected = "wait() for every handle before backward() copies anything into p.grad"
             return self._failed("order", said, expected, line_of(calls[0]), rank)
         early = [one for one in self.trial.early(self.index) if not one.call.point_to_point]

@@ -88,7 +88,7 @@ def clear(model: nn.Module, step: Step) -> None:
         if step.clear == "None":
             parameter.grad = None
         elif step.clear == "zeros" and parameter.grad is not None:
-            parameter.grad.detach_().zero_()
+            parameter.grad.zero_()
 
 
 def micro_loss(model: nn.Module, micro: Micro, rank: int, step: int, place: int, twin: int) -> torch.Tensor:

@@ -65,7 +65,7 @@ class Dtypes(nn.Module):
 
     def forward(self, x: torch.Tensor, choice: str = "") -> torch.Tensor:
         for layer in self.layers:
-            x = torch.tanh(layer(x.to(layer.weight.dtype)))
+            x = torch.tanh(layer(x.to(next(layer.parameters()).dtype)))
         return x
 
 
@@ -117,6 +117,7 @@ class Drift(nn.Module):
     """Moves its input by a buffer that follows the data: whoever has another buffer gets other gradients."""
 
     centre: torch.Tensor
+    steps: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from .overlap_models import build
 from .overlap_values import judge_gradients, judge_start
 from .trial import digest_of
 
+PAUSE = 0.01  # seconds after each gradient, in which a thread that does the reductions gets its turn
 WARM = 10  # steps after which live bytes must not grow
 
 
@@ -116,7 +118,11 @@ class Log:
     def watch(self, model: nn.Module) -> None:
         """Before the engine sees the model, so that a gradient is noted before anything is done about it."""
         for number, parameter in enumerate(each for each in model.parameters() if each.requires_grad):
-            parameter.register_hook(lambda _, number=number: self.note("ready", number))  # type: ignore[misc]
+            parameter.register_hook(lambda _, number=number: self._ready(number))  # type: ignore[misc]
+
+    def _ready(self, number: int) -> None:
+        self.note("ready", number)
+        time.sleep(PAUSE)
 
     def all_reduce(self, flat: torch.Tensor) -> _Handle:
         if not isinstance(flat, torch.Tensor):
