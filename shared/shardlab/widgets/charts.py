@@ -48,8 +48,8 @@ def traffic_heatmap(run: Run) -> Figure:
     ]
     size = max(2.6, 0.62 * run.world_size + 1)
     figure, (grid, bars) = new_axes(2 * size + 1.5, size, 2, width_ratios=(1, 1.15))
-    _draw_map(grid, sent_to)
-    _draw_bars(bars, [row.sent for row in traffic], [row.received for row in traffic])
+    _draw_map(grid, sent_to, run.noun)
+    _draw_bars(bars, run.noun, [row.sent for row in traffic], [row.received for row in traffic])
     unmapped = sum(row.sent for row in traffic) - sum(map(sum, sent_to))
     if unmapped > 0:
         note = f"{format_bytes(unmapped)} of library collectives\n(who talks to whom is not told)"
@@ -57,7 +57,7 @@ def traffic_heatmap(run: Run) -> Figure:
     return figure
 
 
-def _draw_map(axes: Any, sent_to: list[list[float]]) -> None:
+def _draw_map(axes: Any, sent_to: list[list[float]], noun: str) -> None:
     most = max(map(max, sent_to)) or 1
     image = axes.imshow(sent_to, cmap="Blues", vmin=0, vmax=most)  # one hue: lightness alone carries it
     for source, row in enumerate(sent_to):
@@ -68,10 +68,10 @@ def _draw_map(axes: Any, sent_to: list[list[float]]) -> None:
             axes.text(destination, source, text, ha="center", va="center", fontsize=8, color=text_on(fill))
     _label_ranks(axes.xaxis, len(sent_to))
     _label_ranks(axes.yaxis, len(sent_to))
-    axes.set(xlabel="to rank", ylabel="from rank", title="bytes sent, by pair")
+    axes.set(xlabel=f"to {noun}", ylabel=f"from {noun}", title="bytes sent, by pair")
 
 
-def _draw_bars(axes: Any, sent: list[float], received: list[float]) -> None:
+def _draw_bars(axes: Any, noun: str, sent: list[float], received: list[float]) -> None:
     for rank in range(len(sent)):
         look = rank_look(rank)
         style = {"color": look.fill, "edgecolor": INK, "linewidth": 0.8}
@@ -80,7 +80,7 @@ def _draw_bars(axes: Any, sent: list[float], received: list[float]) -> None:
     _label_ranks(axes.xaxis, len(sent))
     bytes_axis(axes.yaxis)
     axes.set_ylim(0, (max(sent + received) or 1) * 1.25)
-    axes.set(xlabel="rank", title="bytes in all")
+    axes.set(xlabel=noun, title="bytes in all")
     keys = [Patch(facecolor="#777777", edgecolor=INK), Patch(facecolor="#777777", edgecolor=INK, alpha=0.45)]
     axes.legend(
         keys, ["sent (left, full colour)", "received (right, pale)"], fontsize=8, frameon=False, loc="upper left"
