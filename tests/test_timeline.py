@@ -102,6 +102,13 @@ def test_zero_length_and_missing_times():
     assert (rank.hidden_seconds, rank.exposed, rank.hidden_share) == (1, 2, 1 / 3)
 
 
+def test_zero_is_a_time_like_any_other():
+    spans = [("backward", "a", -4.0, 0.0), ("waiting", "all_reduce", -1.0, 0.0, 0, 0), ("other", "b", 2.0, 3.0)]
+    rank = one_rank(spans, [call(0, 0, -2.0, (-2.0, 0.0))])
+    assert [(item.began, item.ended) for item in rank.compute] == [(0, 4), (6, 7)]
+    assert rank.hidden_share == 1 / 2 and rank.waiting == ((3, 4),)
+
+
 def test_without_communication_nothing_is_exposed():
     for calls in ([], [call(0, 0, 1.0, (1.0, 1.0))], [call(0, 0, 1.0, (1.0, 2.0), op="barrier")]):
         rank = one_rank([("forward", "a", 0.0, 4.0)], calls)

@@ -59,3 +59,17 @@ def simulated(world_size: int = 2, layers: int = 4, how: str = "async", bucket: 
         all_gradients.append(gradients)
     title = f"{how}, {world_size} ranks, {layers} layers"
     return timeline_of(run_of(all_spans, all_calls, all_gradients), title=title)
+
+
+def checkpointed() -> Timeline:
+    """One rank: two steps of a span "step", within which the backward of a layer repeats its forward."""
+    spans = []
+    for start in (0.0, 0.010):
+        spans += [
+            ("forward", "data", start - 0.001, start),  # another of this colour, that nothing encloses
+            ("other", "the whole step", start, start + 0.009),
+            ("forward", "blocks.0", start + 0.001, start + 0.003),
+            ("backward", "blocks.0", start + 0.004, start + 0.008),
+            ("recompute", "blocks.0", start + 0.004, start + 0.006),
+        ]
+    return timeline_of(run_of([spans], [[]]), title="checkpointed")

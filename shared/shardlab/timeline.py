@@ -142,8 +142,10 @@ class Timeline:
 
     @property
     def slowest(self) -> RankTimeline:
-        """The rank that was last to finish its backward. A rank that is ahead of it can only wait: what that rank's
-        link carries then is exposed, however well the code overlaps."""
+        """The rank that was last to finish its backward.
+
+        A rank ahead of it can only wait: what its link carries then is exposed, however well the code overlaps.
+        """
         return max(self.ranks, key=lambda rank: rank.last_gradient or max((w.ended for w in rank.compute), default=0.0))
 
     @property
@@ -220,8 +222,8 @@ def _rank_timeline(run: Run, rank: int, window: Interval, zero: float, clock: st
         part
         for thread in {item.thread for item in work}
         for part in difference(
-            ((item.began, item.ended) for item in work if item.thread == thread and item.ended is not None),
-            ((item.began, item.ended) for item in waits if item.thread == thread and item.ended is not None),
+            ((item.began, _end(item)) for item in work if item.thread == thread),
+            ((item.began, _end(item)) for item in waits if item.thread == thread),
         )
     )
     gradients = [item for item in (run.gradients[rank] if run.gradients else []) if within(item.ready)]
@@ -236,7 +238,7 @@ def _rank_timeline(run: Run, rank: int, window: Interval, zero: float, clock: st
             _communication(call, clock, numbers.get(call.index), waits, computing, zero)
             for call in sorted(calls, key=lambda call: call.issued)
         ),
-        _moved(union((item.began, item.ended) for item in waits if item.thread in threads and item.ended), zero),
+        _moved(union((item.began, _end(item)) for item in waits if item.thread in threads), zero),
         _moved(computing, zero),
         max((item.ready for item in gradients), default=zero) - zero if gradients else None,
     )
@@ -249,8 +251,8 @@ def _counts(call: Call, clock: str) -> bool:
 
 def _compute(work: list[Span], ready: dict[float, int], zero: float) -> Iterable[Compute]:
     around: list[float] = []  # when those end that this one may lie within
-    for item in sorted(work, key=lambda item: (item.began, -(item.ended or 0.0))):
-        began, ended = item.began, item.ended or item.began
+    for item in sorted(work, key=lambda item: (item.began, -_end(item))):
+        began, ended = item.began, _end(item)
         around = [end for end in around if end > began and end >= ended]
         buckets: set[int] = set()
         if item.kind == "backward":
@@ -264,8 +266,8 @@ def _communication(
 ) -> Communication:
     times = (call.link_began, call.link_ended) if clock == "link" else (call.issued, call.completed)
     began, ended = (None if time is None else time - zero for time in times)
-    own = [(item.began, item.ended) for item in waits if item.call == call.index and item.ended is not None]
-    busy = [] if began is None or ended is None else [(times[0] or 0.0, times[1] or 0.0)]
+    own = [(item.began, _end(item)) for item in waits if item.call == call.index]
+    busy = [] if times[0] is None or times[1] is None else [(times[0], times[1])]
     return Communication(
         op=call.op,
         bytes=call.size,
@@ -276,6 +278,10 @@ def _communication(
         waits=_moved(own, zero),
         exposed=_moved(difference(busy, computing), zero),
     )
+
+
+def _end(item: Span) -> float:
+    return item.began if item.ended is None else item.ended
 
 
 def _when(item: Communication) -> Interval:

@@ -30,10 +30,26 @@ function tickText(micro, step) {
   return `${(micro / 1000).toFixed(decimals)} ms`;
 }
 
+// The longest part of a span in which no other lies within it: there its label is readable. In `compute`, what lies
+// within a span follows it.
+function freePart(compute, i) {
+  const item = compute[i];
+  let at = item.from, best = [at, at];
+  const gap = (end) => { if (end - at > best[1] - best[0]) best = [at, end]; };
+  for (const inner of compute.slice(i + 1)) {
+    if (inner.from >= item.to || inner.level <= item.level) break;
+    gap(inner.from);
+    at = Math.max(at, inner.to);
+  }
+  gap(item.to);
+  return best;
+}
+
 // Everything that can be pointed at, by rank and lane, in the order of time.
 function itemsOf(data) {
   return data.ranks.map((rank, row) => {
     const compute = rank.compute.map(([kind, label, from, to, level, buckets]) => ({ row, lane: 0, kind, label, from, to, level, buckets }));
+    compute.forEach((item, i) => { item.free = freePart(compute, i); });
     for (let i = 0; i < rank.waiting.length; i += 2) {
       compute.push({ row, lane: 0, kind: "waiting", label: "", from: rank.waiting[i], to: rank.waiting[i + 1], level: 9, buckets: [] });
     }
@@ -84,9 +100,10 @@ function pen() {
   const boxes = new Map(), lines = new Map(), texts = [], cards = [];
   const add = (map, key, piece) => map.set(key, (map.get(key) || "") + piece);
   return {
-    box(key, x, y, width, height) {
+    box(key, x, y, width, height, level = 0) {
       const thin = width < 2.5 ? " sl-thin" : "";
-      add(boxes, key + thin, `M${round(x)} ${y}h${round(Math.max(width, 0.5))}v${height}h${-round(Math.max(width, 0.5))}z`);
+      if (!boxes.has(level)) boxes.set(level, new Map());
+      add(boxes.get(level), key + thin, `M${round(x)} ${y}h${round(Math.max(width, 0.5))}v${height}h${-round(Math.max(width, 0.5))}z`);
     },
     line(key, x0, y0, x1, y1) { add(lines, key, `M${round(x0)} ${round(y0)}L${round(x1)} ${round(y1)}`); },
     hatch(x, y, width, height) {
@@ -105,7 +122,8 @@ function pen() {
     out() {
       const path = ([key, d]) => `<path class="${key.startsWith("#") ? "sl-box" + (key.includes("sl-thin") ? " sl-thin" : "") : key}"${key.startsWith("#") ? ` style="fill:${key.split(" ")[0]}"` : ""} d="${d}"/>`;
       const under = [...lines].filter(([key]) => key === "sl-grid"), over = [...lines].filter(([key]) => key !== "sl-grid");
-      return [...under.map(path), ...[...boxes].map(path), ...over.map(path), ...cards, ...texts].join("");
+      const levels = [...boxes].sort(([a], [b]) => a - b).flatMap(([, paths]) => [...paths]);
+      return [...under.map(path), ...levels.map(path), ...over.map(path), ...cards, ...texts].join("");
     },
   };
 }
@@ -117,6 +135,7 @@ function drawView(data, looks, items, view, width) {
   const inView = (item) => x(item.to) >= -1 && x(item.from) <= plot + 1;
   // Far outside, numbers would grow beyond what browsers draw well.
   const cut = (from, to) => { const a = Math.max(-9, x(from)), b = Math.min(plot + 9, x(to)); return [a, b - a]; };
+  const seen = (from, to) => { const a = Math.max(0, x(from)), b = Math.min(plot, x(to)); return [a, b - a]; };
   const heads = [], ink = pen(), { ticks, step } = ticksOf(view, plot);
   for (const time of ticks) {
     ink.line("sl-grid", x(time), TOP - 4, x(time), height - AXIS + 4);
@@ -130,10 +149,10 @@ function drawView(data, looks, items, view, width) {
       `<text class="sl-lane" x="${LEFT - 6}" y="${y + 17}">compute</text><text class="sl-lane" x="${LEFT - 6}" y="${below + 17}">link</text>`,
       rank.alarm ? `<rect class="sl-alarm" x="-1" y="${below}" width="${round(rank.verdict.length * 6.8 + 10)}" height="15" rx="3"/>` : "",
       `<text class="sl-verdict${rank.alarm ? " sl-alarmed" : ""}" x="${rank.alarm ? 4 : 2}" y="${below + 12}">${rank.verdict}</text>`,
-      rank.verdict === "no communication" ? "" : `<text class="sl-lost" x="2" y="${below + 25}">exposed ${rank.exposed}</text>`,
+      rank.verdict === "nothing sent" ? "" : `<text class="sl-lost" x="2" y="${below + 25}">exposed ${rank.exposed}</text>`,
     );
-    for (const item of items[row][0]) if (inView(item)) drawCompute(ink, data, item, y, cut(item.from, item.to));
-    for (const item of items[row][1]) if (inView(item)) drawLink(ink, item, below, look, cut);
+    for (const item of items[row][0]) if (inView(item)) drawCompute(ink, data, item, y, cut, seen);
+    for (const item of items[row][1]) if (inView(item)) drawLink(ink, item, below, look, cut, seen);
   });
   return {
     height,
@@ -141,23 +160,25 @@ function drawView(data, looks, items, view, width) {
   };
 }
 
-function drawCompute(ink, data, item, y, [x, width]) {
+// cut, seen: left edge and width of a stretch of time, as drawn, and as much of it as can be seen (for labels).
+function drawCompute(ink, data, item, y, cut, seen) {
+  const [x, width] = cut(item.from, item.to), [left, room] = seen(...(item.free || [item.from, item.to]));
   if (item.kind === "waiting") {
     const top = y + LANE - WAIT;
-    ink.box("sl-wait", x, top, width, WAIT);
+    ink.box("sl-wait", x, top, width, WAIT, 9);
     if (width > 4) for (const row of [0.3, 0.7]) ink.line("sl-dots", x + 2, top + row * WAIT, x + width - 1, top + row * WAIT);
-    if (width > 42) ink.tag("sl-waits", x + width / 2, top + WAIT / 2, "waits");
+    if (room > 42) ink.tag("sl-waits", left + room / 2, top + WAIT / 2, "waits");
     return;
   }
   const look = data.kinds[item.kind], inset = Math.min(item.level, 2) * 5;
-  ink.box(look.fill, x, y + inset, width, LANE - inset);
+  ink.box(look.fill, x, y + inset, width, LANE - inset, item.level);
   const label = `${look.sign} ${item.label}`, buckets = item.buckets.length ? ` →${item.buckets.join(",")}` : "";
-  const fits = [label + buckets, label, look.sign + buckets, look.sign].find((text) => text.length * LETTER + 5 <= width);
-  if (fits) ink.text("sl-label", Math.max(x, 0) + 3, y + inset + 12, fits);
+  const fits = [label + buckets, label, look.sign + buckets, look.sign].find((text) => text.length * LETTER + 5 <= room);
+  if (fits) ink.text("sl-label", left + 3, y + inset + 12, fits);
 }
 
-function drawLink(ink, item, y, look, cut) {
-  const widest = (pieces) => pieces.map(([from, to]) => cut(from, to)).reduce((best, piece) => (piece[1] > best[1] ? piece : best), [0, 0]);
+function drawLink(ink, item, y, look, cut, seen) {
+  const widest = (pieces) => pieces.map(([from, to]) => seen(from, to)).reduce((best, piece) => (piece[1] > best[1] ? piece : best), [0, 0]);
   const hidden = hiddenPieces(item), exposed = pairs(item.exposed);
   if (item.from === item.to) ink.box(look.fill, ...[cut(item.from, item.to)[0], y, 0, LANE]);
   for (const [from, to] of hidden) {

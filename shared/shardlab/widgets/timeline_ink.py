@@ -18,17 +18,18 @@ class Ink:
     """Collects shapes, and gives them out as one path or one text for each kind."""
 
     def __init__(self) -> None:
-        self._boxes: dict[tuple[str, str], list[str]] = defaultdict(list)  # (fill, stroke) -> pieces of a path
+        self._boxes: dict[tuple[int, str, str], list[str]] = defaultdict(list)  # (level, fill, stroke) -> of a path
         self._lines: dict[str, list[str]] = defaultdict(list)
         self._texts: dict[str, list[str]] = defaultdict(list)
         self._cards: list[str] = []
 
-    def box(self, x: float, y: float, width: float, height: float, fill: str, stroke: str) -> None:
+    def box(self, x: float, y: float, width: float, height: float, fill: str, stroke: str, level: int = 0) -> None:
+        """level: what lies on what. Waits lie on all layers."""
         width = max(width, THINNEST)
         stroke = stroke if width > 2.5 else "none"
         if stroke == "none" and fill == PAGE:
             fill = LINE  # too thin for a frame
-        self._boxes[fill, stroke].append(f"M{_n(x)} {_n(y)}h{_n(width)}v{_n(height)}h{_n(-width)}z")
+        self._boxes[level, fill, stroke].append(f"M{_n(x)} {_n(y)}h{_n(width)}v{_n(height)}h{_n(-width)}z")
 
     def line(self, x0: float, y0: float, x1: float, y1: float, kind: str = "grid") -> None:
         self._lines[kind].append(f"M{_n(x0)} {_n(y0)}L{_n(x1)} {_n(y1)}")
@@ -72,7 +73,7 @@ class Ink:
             "legend": (10, DIM, "start"),
         }
         found = [f'<path d="{"".join(self._lines.pop("grid", []))}" {lines["grid"]}/>']
-        for (fill, stroke), pieces in self._boxes.items():
+        for (_, fill, stroke), pieces in sorted(self._boxes.items(), key=lambda box: box[0][0]):
             edge = "" if stroke == "none" else f' stroke="{stroke}" stroke-width=".7"'
             found.append(f'<path d="{"".join(pieces)}" fill="{fill}"{edge}/>')
         found += [f'<path d="{"".join(pieces)}" fill="none" {lines[kind]}/>' for kind, pieces in self._lines.items()]

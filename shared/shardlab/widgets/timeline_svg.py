@@ -7,8 +7,9 @@ same in a dark theme.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import takewhile
 
 from shardlab.errors import UsageError
 from shardlab.intervals import Interval, difference, union
@@ -57,10 +58,11 @@ def chosen(timeline: Timeline, rank: int | None) -> RankTimeline:
 
 def summary(timeline: Timeline) -> str:
     """How much was hidden, in one line."""
-    text = verdict(timeline.hidden_share, sum(rank.communication_seconds for rank in timeline.ranks))
+    seconds = sum(rank.communication_seconds for rank in timeline.ranks)
+    text = verdict(timeline.hidden_share, seconds)
     if timeline.exposed:
         text += f"; exposed: {format_seconds(timeline.exposed)}" + " on the worst rank" * (len(timeline.ranks) > 1)
-    if timeline.clock == "calls":
+    if timeline.clock == "calls" and seconds:
         text += "; no link: communication is drawn from issue to completion"
     return text
 
@@ -68,7 +70,7 @@ def summary(timeline: Timeline) -> str:
 def verdict(hidden_share: float, seconds: float) -> str:
     """ "hidden 63 %", or that there was nothing to hide. Only all is 100 %, and only none is 0 %."""
     if not seconds:
-        return "no communication"
+        return "nothing sent"
     percent = round(100 * hidden_share)
     if 0 < hidden_share < 1:
         percent = min(max(percent, 1), 99)
@@ -100,8 +102,8 @@ def _picture(title: str, subtitle: str, rows: list[tuple[str, RankTimeline]], se
     for number, (name, rank) in enumerate(rows):
         y = TOP + number * row_height
         parts += _row_head(name, rank, y)
-        for item in rank.compute:
-            _draw_compute(ink, item, y, scale)
+        for index, item in enumerate(rank.compute):
+            _draw_compute(ink, item, _free_part(rank.compute, index), y, scale)
         for start, end in _joined(rank.waiting, 1 / scale):
             _draw_wait(ink, start, end, y, scale)
         for message in rank.communication:
@@ -127,21 +129,30 @@ def _row_head(name: str, rank: RankTimeline, y: float) -> list[str]:
     return parts
 
 
-def _draw_compute(ink: Ink, item: Compute, y: float, scale: float) -> None:
+def _free_part(compute: Sequence[Compute], index: int) -> Interval:
+    """The longest part of a span in which no other lies within it: there its label is readable."""
+    item = compute[index]
+    inner = takewhile(lambda other: other.began < item.ended and other.level > item.level, compute[index + 1 :])
+    free = difference([(item.began, item.ended)], ((other.began, other.ended) for other in inner))
+    return max(free, key=lambda part: part[1] - part[0], default=(item.began, item.began))
+
+
+def _draw_compute(ink: Ink, item: Compute, free: Interval, y: float, scale: float) -> None:
     inset = min(item.level, 2) * 5
     x, width = LEFT + item.began * scale, (item.ended - item.began) * scale
-    ink.box(x, y + inset, width, LANE - inset, SPANS[item.kind].fill, INK)
+    ink.box(x, y + inset, width, LANE - inset, SPANS[item.kind].fill, INK, item.level)
+    left, room = LEFT + free[0] * scale, (free[1] - free[0]) * scale
     label = f"{SPANS[item.kind].sign} {item.label}"
     buckets = f" →{','.join(map(str, item.buckets))}" if item.buckets else ""
     for text in (label + buckets, label, SPANS[item.kind].sign + buckets, SPANS[item.kind].sign):
-        if len(text) * LETTER + 4 <= width:
-            ink.text(text, x + 3, y + inset + 10, "label")
+        if len(text) * LETTER + 4 <= room:
+            ink.text(text, left + 3, y + inset + 10, "label")
             break
 
 
 def _draw_wait(ink: Ink, start: float, end: float, y: float, scale: float) -> None:
     x, width = LEFT + start * scale, (end - start) * scale
-    ink.box(x, y + LANE - WAIT, width, WAIT, SPANS["waiting"].fill, LINE)
+    ink.box(x, y + LANE - WAIT, width, WAIT, SPANS["waiting"].fill, LINE, 9)
     ink.dots(x, y + LANE - WAIT, width, WAIT)
     if width > 34:
         ink.tag("waits", x + width / 2, y + LANE - WAIT / 2, DIM)
