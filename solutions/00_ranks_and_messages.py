@@ -637,6 +637,9 @@ table(
 )
 
 # %% [markdown]
+# Add up what the busiest rank sends: reduce and broadcast together 2n, reduce-scatter and all-gather together 2(N-1)/N
+# n, as much as the all-reduce. The first pair moves more than it must.
+#
 # **Honestly:** the equality in this table proves little. A library does not tell what it really sends, so for its
 # collectives the meter *books* the published cost of the best algorithm, which is the same formula. It knows which
 # operations you called, how often and on how many bytes. A message of your own, sent with `send` or `isend`, is
@@ -870,7 +873,7 @@ charts.steps_against(
 # NBVAL_CHECK_OUTPUT
 library = {
     N: launch(broadcast_once, world_size=N, args=(dist.broadcast, 0, 250), device="cpu")
-    for N in WORLD_SIZES
+    for N in (2, 4, 8)
 }
 busiest = {key: max(rank.sent for rank in run.traffic) for key, run in runs.items()}
 table(
@@ -882,7 +885,7 @@ table(
             "tree": busiest["tree", N],
             "dist.broadcast (booked)": max(rank.sent for rank in library[N].traffic),
         }
-        for N in WORLD_SIZES
+        for N in library
     ],
     title="bytes sent by the busiest rank, n = 1,000 bytes",
 )

@@ -284,3 +284,31 @@ def b_raises(tensor, root):
 def b_no_root(tensor):
     """Without a root."""
     broadcast(tensor, 0)
+
+
+@wrong(BROADCAST, reason="values", says=r"int64(?s:.*)has not changed(?s:.*)no rank sent anything")
+def b_floats_only(tensor, root):
+    """Takes care of floating-point tensors only."""
+    if tensor.is_floating_point():
+        broadcast(tensor, root)
+
+
+@wrong(BROADCAST, reason="calls", says=r"receives 1 message(?s:.*)none to the root")
+def b_closes_the_circle(tensor, root):
+    """A tree, and the last rank tells the root that it has it."""
+    rank, n, me = seen_from(root)
+    broadcast(tensor, root)
+    if n > 1 and me == n - 1:
+        dist.send(tensor, root)
+    if n > 1 and me == 0:
+        dist.recv(tensor.clone(), (root - 1) % n)
+
+
+@wrong(BROADCAST, reason="values", says=r"rank 2, N = 3(?s:.*)has not changed|rank 1, N = 3(?s:.*)has not changed")
+def b_pairs(tensor, root):
+    """One round: the root and its neighbour."""
+    rank, n, me = seen_from(root)
+    if n > 1 and me == 0:
+        dist.send(tensor, (rank + 1) % n)
+    if me == 1:
+        dist.recv(tensor, root)

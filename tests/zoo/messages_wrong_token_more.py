@@ -244,3 +244,59 @@ def t_skips_every_second_rank(token, mine):
         dist.recv(token, 0)
         token += mine
         dist.send(token, 0)
+
+
+@wrong(TOKEN, reason="order", says=r"(?s)before wait\(\) has returned.*irecv\(token.*; used in .*token \+= mine")
+def t_receives_into_the_token_from_the_start(token, mine):
+    """Rank 0 posts its receive first, into the token that it has yet to send."""
+    rank, n, to, source = around()
+    if rank > 0:
+        return pass_the_token(token, mine)
+    receiving = dist.irecv(token, source) if n > 1 else None
+    token += mine
+    if receiving:
+        dist.send(token, to)
+        receiving.wait()
+
+
+@wrong(TOKEN, reason="order", says=r"drops its handle")
+def t_wait_without_parentheses(token, mine):
+    """`.wait` names the method and does not call it."""
+    rank, n, to, source = around()
+    if rank > 0:
+        dist.recv(token, source)
+    token += mine
+    if n > 1:
+        dist.isend(token, to).wait  # noqa: B018
+        if rank == 0:
+            dist.recv(token, source)
+
+
+@wrong(TOKEN, reason="calls", says=r"rank 0, N = 2.*sends 2 messages")
+def t_as_objects(token, mine):
+    """send_object_list: a message with the size, and one with a pickle."""
+    rank, n, to, source = around()
+    box = [token]
+    if rank > 0:
+        dist.recv_object_list(box, source)
+    token.copy_(box[0] + mine)
+    if n > 1:
+        dist.send_object_list([token], to)
+        if rank == 0:
+            dist.recv_object_list(box, source)
+            token.copy_(box[0])
+
+
+@wrong(TOKEN, reason="values|hang", says=r"N = 5|N = 3")
+def t_halves_of_the_circle(token, mine):
+    """The ranks with even numbers first, then the odd ones: the order is not 0, 1, 2, ..."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    order = [*range(0, n, 2), *range(1, n, 2)]
+    place = order.index(rank)
+    if rank > 0:
+        dist.recv(token, order[place - 1])
+    token += mine
+    if n > 1:
+        dist.send(token, order[(place + 1) % n])
+        if rank == 0:
+            dist.recv(token, order[-1])
