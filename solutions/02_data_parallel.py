@@ -1,0 +1,1000 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 02 - Data parallelism in one process
+#
+# **You build:** `scatter`, `gather` and `DataParallel`, which trains one model on several devices from a single Python
+# process, one thread per device. **Time:** 60 to 90 minutes.
+#
+# **Where this stands.** So far one device did everything. When a batch takes too long there, the obvious idea is to cut
+# it: N devices take a part of the batch each, with a copy of the model each, at the same time. That is **data
+# parallelism**. All later labs are forms of it. This lab builds the first one that became popular, PyTorch's
+# `nn.DataParallel`: one process drives all devices. It is easy to use, and it does not scale. You will measure both.
+#
+# At the end you will know to the byte what every device sends, receives and holds, why device 0 is the bottleneck, and
+# what Python itself adds to it. Lab 03 then does the same work in N processes.
+#
+# **How to work.** Run the cells from top to bottom. Where a cell says `not written yet`, it is your turn. Every
+# exercise has a check right below it. Hints fold open one at a time. Before measurements there is a field for a
+# prediction: write one down, even a wild one.
+#
+# **Letters.** N is the number of devices, B the number of samples in a batch, psi the number of parameters.
+
+# %% tags=["parameters"]
+WORLD_SIZE = 4  # number of devices in most cells, at least 2
+DEVICE = "auto"  # "auto": GPUs if there are enough, else logical devices on the CPU
+SEED = 0
+
+# %% tags=["export"]
+import copy
+import threading
+
+import torch
+
+from shardlab import move, on
+
+# %%
+import os
+import time
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from shardlab import check, launch, launch_devices, predict, reuse, show, table, theory
+from shardlab.devices import device_of
+from shardlab.errors import LaunchError
+from shardlab.ledger import LedgerRow, record
+from shardlab.meters import mark
+from shardlab.model import GPT, SMALL, loss_function
+from shardlab.text import batch
+from shardlab.widgets import charts
+from shardlab.widgets.device_traffic import device_traffic
+from shardlab.widgets.state_bars import state_bars
+
+PASSAGES, LENGTH = 24, 32  # a batch: 24 passages of 32 characters
+
+
+def new_model(device, dtype=torch.float32):
+    """The course's small GPT on a device, with the same first weights each time."""
+    torch.manual_seed(SEED)
+    return GPT(SMALL).to(dtype).to(device)
+
+
+def batch_of(step, device, passages=PASSAGES):
+    """Inputs and targets of one training step, on a device."""
+    inputs, targets = batch(step, passages, LENGTH, SEED)
+    return inputs.to(device), targets.to(device)
+
+
+with torch.device("meta"):  # shapes only
+    SHAPES = [parameter.shape for parameter in GPT(SMALL).parameters()]
+TENSORS, PSI = len(SHAPES), sum(shape.numel() for shape in SHAPES)
+print(f"psi = {PSI:,} parameters in {TENSORS} tensors, {4 * PSI:,} bytes in float32")
+
+# %% [markdown]
+# ## 1. One process, several devices
+#
+# `launch_devices(fn, devices=N)` starts **one** fresh process and calls `fn(devices)` in it. `devices` is a list of N
+# devices. With N GPUs in the machine they are these. Otherwise they are **logical devices**: parts of the CPU's memory
+# that behave like GPUs. A tensor lives on one device, the result of an operation lives where its inputs live, and an
+# operation on tensors of two devices is an error. Three tools are all you need:
+#
+# - `move(tensor, device, "what it is")` gives the tensor on another device: a copy, and the bytes are counted. If it is
+#   there already, you get the tensor itself, and nothing is counted. (`tensor.to(device)` does the same without a name
+#   for the record, and `module.to(device)` takes a module there.)
+# - `with on(device):` makes the current thread work on a device: new tensors land there.
+# - `device_of(tensor)` tells where a tensor lives. It is this lab's; with GPUs you would read `tensor.device`.
+#
+# What comes from the *host* (the ordinary memory, where the data loader puts its batches) is not counted: it is no
+# traffic between devices.
+
+
+# %%
+def first_steps(devices):
+    weights = torch.ones(1000).to(devices[0])  # from the host
+    copied = move(weights, devices[1], "weights")
+    with on(devices[1]):
+        noise = torch.randn(1000)
+    total = copied + noise
+    return [str(device_of(tensor)) for tensor in (weights, copied, noise, total)]
+
+
+run = launch_devices(first_steps, 2, device=DEVICE)
+print(run.results[0])
+for one in run.traffic:
+    print(f"device {one.rank} sent {one.sent:,} bytes and received {one.received:,}")
+
+# %% [markdown]
+# ### Break it on purpose: forget to move
+#
+# A copy of the model on device 1 and a batch on device 0 cannot meet. Real GPUs raise this error, and so do these.
+
+
+# %%
+def forget_to_move(devices):
+    model = new_model(devices[1])
+    inputs, _ = batch_of(0, devices[0])
+    return model(inputs)
+
+
+try:
+    launch_devices(forget_to_move, 2, device=DEVICE)
+except LaunchError as report:
+    print(str(report).splitlines()[0])
+
+# %% [markdown]
+# ## 2. The plan
+#
+# The user's program should stay as it was: one model, one optimizer, both on device 0. So a training step goes like
+# this:
+#
+# ```text
+#                  device 0                              devices 1 ... N-1
+#  1  replicate    the model          --- parameters ->  a copy of the model
+#  2  scatter      its part of        --- samples ---->  its part of the batch
+#                  the batch
+#  3  compute      forward, backward                     forward, backward       (all at the same time)
+#  4  gather       adds up            <-- gradients ---  gradients
+#  5  step         the optimizer steps                   (the copy is thrown away)
+# ```
+#
+# After step 5 the copies are out of date. The next step begins with fresh ones: that is how the new parameters reach the
+# other devices.
+#
+# ## 3. Scatter and gather
+#
+# ### Exercise 02.scatter
+#
+# *Difficulty: easy, with a trap. Importance: medium. Give it 10 minutes.*
+#
+# **Contract.** `tensor` lives on `devices[0]` and has B rows; `devices` is a list of N devices, which need not be
+# numbered 0, 1, 2, ... Return a list of exactly N pieces: consecutive rows, in order, piece i on `devices[i]`. No row
+# is lost or doubled. The largest piece has at most B/N rows, rounded up. When there are fewer rows than devices, some
+# pieces have no rows. Nothing but its own piece travels to a device. Only the first dimension is cut.
+#
+# <details><summary>Hint 1: a nudge</summary>
+#
+# Cut first, then move each piece. `zip(pieces, devices)` pairs them.
+# </details>
+#
+# <details><summary>Hint 2: the trap</summary>
+#
+# How many pieces does `torch.arange(9).chunk(4)` give? Three: it rounds the size up to 3 first. `tensor_split` makes as
+# many as you ask for. And `len(tensor) // N` rows each would lose the remainder.
+# </details>
+#
+# <details><summary>Hint 3: almost the answer</summary>
+#
+# ```python
+# pieces = tensor.tensor_split(...)
+# return [move(piece, device, "batch") for ...]
+# ```
+# </details>
+
+
+# %% nbgrader={"grade": false, "grade_id": "scatter", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
+def scatter(tensor, devices):
+    """Cuts the rows of `tensor` into N consecutive pieces; piece i lives on devices[i]. Pieces may be empty."""
+    ### BEGIN SOLUTION
+    pieces = tensor.tensor_split(len(devices))
+    return [move(piece, device, "batch") for piece, device in zip(pieces, devices, strict=True)]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "check-scatter", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check("02.scatter", scatter)
+
+# %% [markdown]
+# ### Exercise 02.gather
+#
+# *Difficulty: easy. Importance: medium. Give it 5 minutes.*
+#
+# **Contract.** `pieces` is a list of at least one tensor, each on some device. Return one tensor on `device`: the rows
+# of all pieces, in the order of the list. Pieces may have different numbers of rows, also none.
+#
+# <details><summary>Hint 1: a nudge</summary>
+#
+# An operation works within one device. So what must happen before the pieces can be joined?
+# </details>
+#
+# <details><summary>Hint 2: joining</summary>
+#
+# `torch.cat` joins along the first dimension. `torch.stack` would make a new one, and needs pieces of one size.
+# </details>
+#
+# <details><summary>Hint 3: almost the answer</summary>
+#
+# `torch.cat([move(...) for piece in pieces])`
+# </details>
+
+
+# %% nbgrader={"grade": false, "grade_id": "gather", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
+def gather(pieces, device):
+    """Joins the rows of all pieces, in order, on `device`."""
+    ### BEGIN SOLUTION
+    return torch.cat([move(piece, device, "outputs") for piece in pieces])
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "check-gather", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("02.gather", gather)
+
+# %% [markdown]
+# ## 4. Two tools, ready made: replicas and threads
+#
+# A **replica** is a copy of the whole module on another device: its structure, its parameters, and its **buffers**
+# (state that is no parameter, such as the running means of a BatchNorm layer). `copy.deepcopy` copies a module with
+# everything that it keeps on `self`, so that two replicas share nothing. It keeps a dictionary of what it has copied
+# already, the *memo*. Put the moved tensors in there first, and it takes these for the copies: nothing is copied twice, and
+# device 0 never holds a second model. (`copy.deepcopy(module).to(device)` would give the same replica, by way of a copy
+# on device 0.)
+
+
+# %% tags=["export"]
+def replicate(module, device):
+    """A copy of the module on `device`, which shares nothing with it."""
+    memo = {}
+    for parameter in module.parameters():
+        moved = move(parameter.detach(), device, "parameters")
+        memo[id(parameter)] = torch.nn.Parameter(moved, requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = move(buffer, device, "buffers")
+    return copy.deepcopy(module, memo)
+
+
+# %% [markdown]
+# Step 3 of the plan says "all at the same time". A Python program does several things at a time with **threads**:
+# functions that run side by side in one process and see the same variables. This helper runs `work(0)`, `work(1)`, ...,
+# each in a thread of its own, on its own device, and waits for all.
+#
+# Three details matter. Results go into a list **by number**, not in the order in which threads finish, which is chance.
+# All threads are started before the first `join()` waits. And an exception ends only the thread in which it is raised:
+# it must be carried over by hand, or nobody would hear of it.
+
+
+# %% tags=["export"]
+def in_threads(work, devices):
+    """Runs work(0), work(1), ... at the same time, one thread per device. Returns their results, by number."""
+    results, errors = [None] * len(devices), []
+
+    def run(number):
+        try:
+            with on(devices[number]):
+                results[number] = work(number)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(devices))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+# %% [markdown]
+# Are they really at work at the same time? `mark` leaves a mark on the time line of the device whose thread leaves it.
+# If the threads ran one after the other, `begins` and `ends` would alternate, device by device.
+
+
+# %%
+def overlapping(devices):
+    models = [new_model(device) for device in devices]
+    inputs, _ = batch_of(0, devices[0])
+    pieces = scatter(inputs, devices)
+
+    def work(number):
+        mark("begins")
+        models[number](pieces[number])
+        mark("ends")
+
+    in_threads(work, devices)
+
+
+run = launch_devices(overlapping, WORLD_SIZE, device=DEVICE)
+print(
+    ", ".join(
+        f"{event.label[:-1]} {event.rank}" for event in run.events if event.kind == "mark"
+    )
+)
+
+# %% [markdown]
+# ## 5. What must be added up
+#
+# The loss of a batch is the mean over its B samples. Device i has $n_i$ of them and can compute the mean over these,
+# $\ell_i$. The whole is
+#
+# $$\ell = \frac{1}{B}\sum_{\text{samples}} \ell(\text{sample}) = \sum_i \frac{n_i}{B}\,\ell_i ,
+# \qquad\text{so}\qquad \nabla\ell = \sum_i \frac{n_i}{B}\,\nabla\ell_i .$$
+#
+# Each device counts by its **share of the samples**. When all shares are equal, $n_i/B = 1/N$, and this is the plain
+# mean. When they are not, the plain mean is wrong, and section 9 shows by how much.
+#
+# Note where the factor may stand. A gradient is linear: it does not matter whether you weight the loss before its
+# `backward()`, or the gradients after it.
+#
+# ### Exercise 02.DataParallel
+#
+# *Difficulty: medium. Importance: high, everything that follows improves on it. Give it 30 minutes.*
+#
+# **Contract.** `DataParallel(module, devices)`; the module lives on `devices[0]`.
+#
+# - `dp(inputs)` returns `module(inputs)`, on `devices[0]`, computed by all devices: replicate, scatter, one forward per
+#   device at the same time, gather. It is for looking at outputs; no gradient needs to come out of it.
+# - `dp.forward_backward(inputs, targets, loss_function)` returns the loss over the whole batch, 0-d, on `devices[0]`, and
+#   *adds* its gradient to `.grad` of the module's own parameters (as `backward()` does). Forward **and** backward run
+#   in one thread per device. `loss_function(outputs, targets)` is a mean over samples.
+# - Inputs and targets live on `devices[0]`; B need not be a multiple of N, and may be smaller than N. A device without
+#   samples does nothing.
+# - Replicas are made on every call: the module may have changed in any way since the last one.
+# - A parameter without a gradient on some devices (None) counts as zeros there. Buffers of device 0's replica are kept.
+# - An exception in a thread reaches the caller.
+# - Device 0 sends the parameters and a part of the batch once to each other device, and gets gradients and a loss back.
+#
+# <details><summary>Hint 1: a nudge</summary>
+#
+# Write `dp(inputs)` first: it is four lines with `scatter`, `replicate`, `in_threads`, `gather`. Device 0 needs no
+# replica: the module itself can work there.
+# </details>
+#
+# <details><summary>Hint 2: devices without samples</summary>
+#
+# The mean over no samples is nan. Leave these devices out: count the pieces that are not empty (they come first when
+# you use `tensor_split`), and use only so many devices.
+# </details>
+#
+# <details><summary>Hint 3: forward_backward</summary>
+#
+# The work of one thread: forward, loss, times `len(piece) / len(inputs)`, backward. Return `loss.detach()`: without the
+# graph behind it. Since replica 0 is the module, its gradient is in place already, and added to what was there. The
+# gradients of the others are to be moved to `devices[0]` and added.
+# </details>
+#
+# <details><summary>Hint 4: almost the answer</summary>
+#
+# ```python
+# for replica in replicas[1:]:
+#     for mine, theirs in zip(self.module.parameters(), replica.parameters()):
+#         if theirs.grad is not None:
+#             gradient = move(theirs.grad, self.devices[0], "gradients")
+#             mine.grad = gradient if ... else ...
+# ```
+# and in the end the sum of the weighted losses, each moved to `devices[0]`.
+# </details>
+
+
+# %% nbgrader={"grade": false, "grade_id": "DataParallel", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
+class DataParallel:
+    """One model on several devices, from one process. Per step device 0 sends (N-1) psi and receives (N-1) psi."""
+
+    def __init__(self, module, devices):
+        self.module, self.devices = module, devices
+
+    def __call__(self, inputs):
+        """module(inputs), computed by all devices; the result lives on devices[0]."""
+        ### BEGIN SOLUTION
+        pieces = self._pieces(inputs)
+        replicas = self._replicas(len(pieces))
+        outputs = in_threads(lambda i: replicas[i](pieces[i]), self.devices[: len(pieces)])
+        return gather(outputs, self.devices[0])
+        ### END SOLUTION
+
+    def forward_backward(self, inputs, targets, loss_function):
+        """The loss over the whole batch, 0-d; its gradient is added to `.grad` of the module's parameters."""
+        ### BEGIN SOLUTION
+        xs, ys = self._pieces(inputs), self._pieces(targets)
+        replicas = self._replicas(len(xs))
+
+        def work(i):
+            loss = loss_function(replicas[i](xs[i]), ys[i]) * (len(xs[i]) / len(inputs))
+            loss.backward()
+            return loss.detach()
+
+        losses = in_threads(work, self.devices[: len(xs)])
+        for replica in replicas[1:]:
+            self._add_gradients_of(replica)
+        return sum(move(loss, self.devices[0], "losses") for loss in losses)
+        ### END SOLUTION
+
+    ### BEGIN SOLUTION
+    def _pieces(self, tensor):
+        """The pieces that are not empty."""
+        return [piece for piece in scatter(tensor, self.devices) if len(piece)]
+
+    def _replicas(self, count):
+        """The module itself for device 0, so that its gradients and buffers are kept, and copies for the others."""
+        others = [replicate(self.module, device) for device in self.devices[1:count]]
+        return [self.module, *others]
+
+    def _add_gradients_of(self, replica):
+        for mine, theirs in zip(self.module.parameters(), replica.parameters(), strict=True):
+            if theirs.grad is not None:
+                gradient = move(theirs.grad, self.devices[0], "gradients")
+                mine.grad = gradient if mine.grad is None else mine.grad.add_(gradient)
+
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade": true, "grade_id": "check-DataParallel", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false}
+check("02.DataParallel", DataParallel)
+
+# %% [markdown]
+# ## 6. Who sends what
+#
+# **Predict.** The small GPT in float32, on N devices. How many bytes of gradients does device 0 receive in one training
+# step? And device 1, how many bytes of parameters?
+
+# %%
+gradients_in = predict(
+    "bytes of gradients that device 0 receives per step", unit="bytes", N=WORLD_SIZE, psi=PSI
+)
+
+# %%
+parameters_in = predict(
+    "bytes of parameters that device 1 receives per step", unit="bytes", N=WORLD_SIZE, psi=PSI
+)
+
+
+# %%
+def train(devices, steps, passages=PASSAGES):
+    """Steps with your DataParallel and AdamW, as a user would write them. Returns the losses."""
+    model = new_model(devices[0])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    dp = DataParallel(model, devices)
+    losses = []
+    for step in range(steps):
+        inputs, targets = batch_of(step, devices[0], passages)
+        optimizer.zero_grad()
+        losses.append(dp.forward_backward(inputs, targets, loss_function).item())
+        optimizer.step()
+        del inputs, targets
+        mark(f"after step {step}")
+    return losses
+
+
+one_step = launch_devices(train, WORLD_SIZE, args=(1,), device=DEVICE)
+gradients_in.compare(one_step.traffic[0].by_what["gradients"].received)
+
+# %%
+parameters_in.compare(one_step.traffic[1].by_what["parameters"].received)
+
+# %% [markdown]
+# Every other device needs the parameters and has gradients: 4 psi bytes in, 4 psi bytes out. Device 0 is at the other
+# end of all of it. In elements:
+#
+# | DataParallel | receives | sends |
+# |---|---|---|
+# | device 0 | (N-1) psi gradients | (N-1) psi parameters |
+# | any other device | psi parameters | psi gradients |
+#
+# `theory.step_volume` has the same table. Here it stands beside your own run:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+
+
+def states_moved(one):
+    """Bytes of parameters and gradients that a device received and sent."""
+    parts = [one.by_what[what] for what in ("parameters", "gradients") if what in one.by_what]
+    return int(sum(part.received for part in parts)), int(sum(part.sent for part in parts))
+
+
+rows = []
+for one in one_step.traffic:
+    volume = theory.step_volume("dp", PSI, WORLD_SIZE, one.rank)
+    received, sent = states_moved(one)
+    rows.append(
+        {
+            "device": one.rank,
+            "in, predicted": 4 * volume.received,
+            "in, measured": received,
+            "out, predicted": 4 * volume.sent,
+            "out, measured": sent,
+            "all equal": "yes"
+            if (4 * volume.received, 4 * volume.sent) == (received, sent)
+            else "NO",
+        }
+    )
+table(rows, title="parameters and gradients, bytes per step")
+
+# %% [markdown]
+# And the rest? A sample of this text is 32 characters, stored as 8-byte integers, as input and as target: 512 bytes. Each
+# other device gets B/N of them. A loss of 4 bytes comes back. That is little here, because tokens are small.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+sizes = theory.chunk_sizes(PASSAGES, WORLD_SIZE)
+table(
+    [
+        {
+            "device": one.rank,
+            "in, predicted": 512 * sizes[one.rank] if one.rank else 4 * (WORLD_SIZE - 1),
+            "in, measured": int(one.received) - states_moved(one)[0],
+        }
+        for one in one_step.traffic
+    ],
+    equal=("in, predicted", "in, measured"),
+    title="samples and losses, bytes per step",
+)
+
+# %% tags=["picture"]
+device_traffic(one_step, f"One step of DataParallel on {WORLD_SIZE} devices, psi = {PSI:,}")
+
+# %% [markdown]
+# Each row of the same record as a map: all traffic is in row 0 (what device 0 sends) and column 0 (what it receives).
+
+# %%
+show(one_step)
+
+# %% [markdown]
+# ### More devices, more load on device 0
+#
+# **Predict.** Going from 2 devices to 8, by what factor do the bytes grow that device 0 sends? (The batch stays the
+# same; its share is small.)
+
+# %%
+growth = predict("bytes that device 0 sends with N = 8, divided by the same with N = 2")
+
+# %%
+NUMBERS = (2, 3, 4, 6, 8)
+of_numbers = {N: launch_devices(train, N, args=(1,), device=DEVICE) for N in NUMBERS}
+growth.compare(of_numbers[8].traffic[0].sent / of_numbers[2].traffic[0].sent)
+
+# %%
+charts.bytes_per_rank(
+    [(N, [one.sent for one in of_numbers[N].traffic], None) for N in NUMBERS],
+    title="bytes that a device sends in one step, a bar per device",
+)
+
+# %% [markdown]
+# The more devices help, the more device 0 has to do, while the others do the same as ever. All bytes of a step go
+# through one device's links, one transfer after the other: the time for it grows with N - 1. What each device has to
+# compute shrinks with 1/N. So there is a number of devices beyond which a step takes *longer*. A ring (lab 04) sends
+# 2 (N-1)/N psi per device, less than 2 psi, for any N.
+#
+# ## 7. Who holds what
+#
+# **Predict.** Weights, gradients and AdamW's two moments are 16 bytes per parameter in float32. How many bytes of
+# model states does device 1 hold between two steps, when the optimizer has stepped?
+
+# %%
+at_rest = predict("bytes of model states on device 1 between two steps", unit="bytes", psi=PSI)
+
+# %%
+two_steps = launch_devices(train, WORLD_SIZE, args=(2,), device=DEVICE)
+(after_step,) = [event.time for event in two_steps.events if event.label == "after step 1"]
+rest = [memory.at(after_step) for memory in two_steps.memory]
+at_rest.compare(rest[1].live)
+
+# %% [markdown]
+# Replicas are thrown away after every step, with their gradients. But while a step runs they are there. Here is the
+# most that each device held at any moment of the run, parameters and gradients together, beside what the formula says:
+# 16 psi bytes on device 0, and 8 psi on the others *while a step runs*.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+rows = []
+for memory, sample in zip(two_steps.memory, rest, strict=True):
+    states = theory.rank_model_states("dp", PSI, WORLD_SIZE, memory.rank, theory.FP32_ADAM)
+    most = max(one.parameters + one.gradients + one.optimizer for one in memory.samples)
+    rows.append(
+        {
+            "device": memory.rank,
+            "states, formula": states.total,
+            "states, most": most,
+            "between steps": sample.live,
+            "optimizer": sample.optimizer,
+        }
+    )
+table(rows, equal=("states, formula", "states, most"), title="bytes of model states")
+
+# %% [markdown]
+# Optimizer state is on device 0 only, and never leaves it: device 0 is the only one that steps. A picture of the moment
+# at which each device holds most. "Other" is what the batch costs: samples, activations, and gradients that have just
+# arrived.
+
+# %%
+peaks = [max(memory.samples, key=lambda sample: sample.live) for memory in two_steps.memory]
+state_bars(
+    {
+        f"device {number}": {
+            "weights": peak.parameters,
+            "gradients": peak.gradients,
+            "optimizer": peak.optimizer,
+            "other": peak.other,
+        }
+        for number, peak in enumerate(peaks)
+    },
+    title="live bytes at each device's peak",
+)
+
+# %% [markdown]
+# So device 0 needs the most memory too, and with real Adam states the difference is 8 bytes per parameter, for a model
+# of a billion parameters 8 GB. If all GPUs are the same, the memory of the others lies idle. (The converse complaint, that
+# every GPU holds the same optimizer state, is what ZeRO is about. DataParallel does not have it: it has the state once.)
+#
+# ## 8. Is it the same training?
+#
+# Your DataParallel against one device that takes the whole batch, same weights, same samples: the loss, and the gradient
+# of all parameters. Nothing is exactly equal in floating point when sums are taken in another order. Relative to the
+# largest number in the gradient, float32 has an accuracy of about $10^{-7}$.
+
+
+# %%
+def gradient_of(devices, rows, parallel):
+    """Loss and gradient, as one flat tensor, of a batch with that many passages."""
+    model = new_model(devices[0])
+    inputs, targets = batch_of(0, devices[0], rows)
+    if parallel:
+        loss = DataParallel(model, devices).forward_backward(inputs, targets, loss_function)
+    else:
+        loss = loss_function(model(inputs), targets)
+        loss.backward()
+    return loss.item(), torch.cat([one.grad.flatten() for one in model.parameters()])
+
+
+def compare(devices, rows):
+    """Relative differences between N devices and one, of the loss and of the gradient."""
+    loss, gradient = gradient_of(devices, rows, parallel=True)
+    whole_loss, whole = gradient_of(devices, rows, parallel=False)
+    return abs(loss - whole_loss) / whole_loss, (
+        (gradient - whole).abs().max() / whole.abs().max()
+    ).item()
+
+
+rows = []
+for passages in (24, 13, 2):
+    (differences,) = launch_devices(
+        compare, WORLD_SIZE, args=(passages,), device=DEVICE
+    ).results
+    shares = [size for size in theory.chunk_sizes(passages, WORLD_SIZE) if size]
+    rows.append(
+        {
+            "passages": passages,
+            "shares": ", ".join(map(str, shares)),
+            "loss differs by": f"{differences[0]:.0e}",
+            "gradient differs by": f"{differences[1]:.0e}",
+            "within rounding": "yes" if max(differences) < 1e-5 else "NO",
+        }
+    )
+table(rows, title=f"{WORLD_SIZE} devices against one, float32")
+
+# %% [markdown]
+# ## 9. Break it on purpose: the plain mean
+#
+# The most natural mistake: every device computes the mean loss of its part, and the results are averaged over the
+# devices. With 13 passages on 4 devices the shares are 4, 3, 3, 3. How much does one passage count then?
+
+# %%
+# NBVAL_CHECK_OUTPUT
+shares = theory.chunk_sizes(13, 4)
+table(
+    [
+        {
+            "device": number,
+            "passages": share,
+            "each should count": "1/13",
+            "each counts": f"1/4 x 1/{share} = 1/{4 * share}",
+            "that is, times": 13 / (4 * share),
+        }
+        for number, share in enumerate(shares)
+    ],
+    title="the plain mean of four means",
+)
+
+# %% [markdown]
+# The passages on device 0 count too little, all others too much. Is that a mistake that one would notice? Measure it: the
+# gradient of the plain mean, against the true one. No device is needed for this, only arithmetic.
+
+
+# %%
+def plain_mean_error(rows, count):
+    """How far the plain mean of `count` shares' gradients is from the gradient of the whole batch, relative."""
+    model = new_model("cpu")
+    inputs, targets = batch_of(0, "cpu", rows)
+
+    def gradient(losses):
+        model.zero_grad()
+        torch.stack(losses).mean().backward()
+        return torch.cat([one.grad.flatten() for one in model.parameters()])
+
+    whole = gradient([loss_function(model(inputs), targets)])
+    pairs = [
+        pair
+        for pair in zip(inputs.tensor_split(count), targets.tensor_split(count))
+        if len(pair[0])
+    ]
+    plain = gradient([loss_function(model(x), y) for x, y in pairs])
+    return ((plain - whole).norm() / whole.norm()).item()
+
+
+table(
+    [
+        {
+            "passages": rows,
+            "shares": ", ".join(map(str, theory.chunk_sizes(rows, 4))),
+            "gradient is off by": f"{100 * plain_mean_error(rows, 4):.2g} %",
+        }
+        for rows in (12, 13, 9, 5)
+    ],
+    title="the plain mean on 4 devices",
+)
+
+# %% [markdown]
+# With equal shares the difference is rounding. With unequal ones it is some percent: no crash, no jump in the loss, nothing
+# that one sees. It happens in the last batch of every epoch, and whenever devices have different numbers of tokens to
+# predict. A test with 12 passages and 4 devices never finds it.
+#
+# ## 10. What is not the same: BatchNorm
+#
+# The equality rests on one thing: the loss is a mean over samples, and a sample's loss depends on that sample alone.
+# BatchNorm breaks this. In training it normalises with the mean and variance *of the batch*, and each device has only
+# its part. It also keeps running means for later use, in buffers.
+
+
+# %%
+def with_batch_norm(devices):
+    """The running mean after one step on all devices, on the whole batch alone, and on device 0's part alone."""
+    torch.manual_seed(SEED)
+    plain = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).to(devices[0])
+    inputs = torch.randn(24, 8).to(devices[0])
+    targets = inputs.sum(1, keepdim=True)
+    seen = {}
+    for name in ("all devices", "one device", "device 0's part"):
+        model = copy.deepcopy(plain)
+        part = len(scatter(inputs, devices)[0]) if name == "device 0's part" else len(inputs)
+        x, y = inputs[:part], targets[:part]
+        if name == "all devices":
+            DataParallel(model, devices).forward_backward(x, y, functional.mse_loss)
+        else:
+            functional.mse_loss(model(x), y).backward()
+        seen[name] = model[0].weight.grad.norm().item(), model[1].running_mean.tolist()
+    return seen
+
+
+(seen,) = launch_devices(with_batch_norm, WORLD_SIZE, device=DEVICE).results
+table(
+    [
+        {
+            "batch": name,
+            "norm of the gradient": norm,
+            "running mean": ", ".join(f"{value:+.4f}" for value in mean),
+        }
+        for name, (norm, mean) in seen.items()
+    ]
+)
+
+# %% [markdown]
+# The gradient is another one than on a single device with the whole batch: each device normalised with B/N samples. And
+# the running mean is the one of device 0's part, to the digit: the buffers of the other replicas were thrown away with
+# the replicas. Whether that hurts depends on B/N; with 2 samples per device it does. LayerNorm, which transformers use,
+# normalises within a sample and has no such problem.
+#
+# ## 11. Threads and the GIL
+#
+# In section 4 all threads were at work at the same time. But how much work gets done? A Python process has a lock, the
+# **global interpreter lock** (GIL): only the thread that holds it can execute Python. A thread gives it up now and then, and
+# torch gives it up while it computes. So threads speed up what happens *inside* torch's operations, and not the Python
+# around them. A process has a GIL of its own.
+#
+# **Predict.** N threads each count down from the same number, in pure Python. How many times as long does that take as one
+# thread alone?
+
+# %%
+slower = predict("time of N threads counting, divided by the time of one", N=WORLD_SIZE)
+
+
+# %%
+def counting(amount):
+    """Nothing but Python."""
+    while amount:
+        amount -= 1
+
+
+def small_operations(amount):
+    """Many operations on 8 numbers: as much Python as computing."""
+    numbers = torch.ones(8)
+    for _ in range(amount):
+        numbers = numbers * 0.5
+
+
+def large_operations(amount):
+    """Few operations on many numbers: nearly all of it inside torch."""
+    matrix = torch.full((500, 500), 0.001)
+    for _ in range(amount):
+        matrix = matrix @ matrix
+
+
+def in_n_threads(work, amount, count):
+    """Seconds that `count` threads of this process take, each with this much work, on one core each."""
+    torch.set_num_threads(1)
+    work(amount // 10)  # the first time is slower
+    threads = [threading.Thread(target=work, args=(amount,)) for _ in range(count)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - began
+
+
+def in_this_process(work, amount):
+    """Seconds that this rank takes with this much work, while all others do the same."""
+    torch.set_num_threads(1)
+    work(amount // 10)
+    dist.barrier()
+    began = time.perf_counter()
+    work(amount)
+    return time.perf_counter() - began
+
+
+def timed(work, amount):
+    """Seconds: alone, in N threads of one process, in N processes."""
+    how = {"device": "cpu", "meter": False}
+    (alone,) = launch(in_n_threads, 1, args=(work, amount, 1), **how).results
+    (threads,) = launch(in_n_threads, 1, args=(work, amount, WORLD_SIZE), **how).results
+    processes = max(launch(in_this_process, WORLD_SIZE, args=(work, amount), **how).results)
+    return alone, threads, processes
+
+
+WORK = [(counting, 3_000_000), (small_operations, 60_000), (large_operations, 40)]
+seconds = {work.__name__: timed(work, amount) for work, amount in WORK}
+slower.compare(seconds["counting"][1] / seconds["counting"][0])
+
+# %%
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+print(
+    f"{cores} cores, {WORLD_SIZE} workers: at best {-(-WORLD_SIZE // cores)} times as long as one worker"
+)
+table(
+    [
+        {
+            "work": name.replace("_", " "),
+            "one worker (s)": alone,
+            "N threads, times that": threads / alone,
+            "N processes, times that": processes / alone,
+            "threads / processes": threads / processes,
+        }
+        for name, (alone, threads, processes) in seconds.items()
+    ]
+)
+
+# %% [markdown]
+# Read it like this. N workers do N times the work. With a core for each they could be done in the time of one; with
+# fewer cores than workers nobody can, and the line above says what is possible here.
+#
+# - **Counting:** N threads take about N times as long as one, on any number of cores. They take turns.
+# - **Small operations:** the threads give up the GIL for each operation and must get it back after each. They gain
+#   little, or even lose.
+# - **Large operations:** threads are about as good as processes.
+#
+# The last column is what the GIL costs. Training on GPUs is more like the second line than one would think: Python only
+# *launches* the work, thousands of small calls per step, and a fast GPU is done before Python has launched the next.
+# With 8 GPUs in one process, one GIL must launch for all 8. This is why lab 03 starts N processes.
+#
+# ## 12. The second row of the ledger
+#
+# The same GPT and the same batch as in lab 01, with fp16 weights and gradients and your MixedPrecisionAdam (or the
+# course's: `reuse("01_model_states", own=True)` takes yours). The engine multiplies the loss by its scale before
+# `backward`; here `forward_backward` calls backward, so the scale goes into the loss function.
+
+# %%
+MixedPrecisionAdam = reuse("01_model_states").MixedPrecisionAdam
+
+
+def train_in_fp16(devices, steps=2):
+    model = new_model(devices[0], torch.float16)
+    engine = MixedPrecisionAdam(model.parameters())
+    dp = DataParallel(model, devices)
+
+    def scaled_loss(outputs, targets):
+        return loss_function(outputs, targets) * engine.scale
+
+    for step in range(steps):
+        inputs, targets = batch_of(step, devices[0])
+        engine.zero_grad()
+        dp.forward_backward(inputs, targets, scaled_loss)
+        engine.step()
+        del inputs, targets
+        mark("after a step")
+
+
+STEPS = 2
+run = launch_devices(train_in_fp16, WORLD_SIZE, args=(STEPS,), device=DEVICE)
+end = [event.time for event in run.events if event.label == "after a step"][-1]
+busiest = max(run.traffic, key=lambda one: one.sent)
+record(
+    LedgerRow(
+        lab="02",
+        strategy="DataParallel",
+        world_size=WORLD_SIZE,
+        held=max(memory.at(end).live for memory in run.memory),
+        held_formula=theory.rank_model_states("dp", PSI, WORLD_SIZE, 0).total,
+        sent=busiest.sent / STEPS,
+        sent_formula=2 * theory.step_volume("dp", PSI, WORLD_SIZE).sent,
+        messages=busiest.messages_sent // STEPS,
+        limited_by="device 0, and the GIL",
+    )
+)
+
+# %% [markdown]
+# The worst-off device is 0. What it sent beyond the formula is the other devices' part of the batch. Its messages are one
+# per parameter and other device, and two for the samples.
+#
+# ## 13. What production systems do differently
+#
+# **`torch.nn.DataParallel`** is what you have built, for real GPUs. What its documentation says, beside yours:
+#
+# | | `nn.DataParallel` | yours |
+# |---|---|---|
+# | replicas | made in each forward, from the module on `device_ids[0]` | the same |
+# | batch | cut along its first dimension, in chunks | the same |
+# | loss | outputs are gathered on device 0; the loss is computed there, by your own code | on every device |
+# | gradients | summed into the original module, by autograd, on the way back through the replication | weighted, then added |
+# | buffers | replica 0 shares the module's; what the others write is lost | the same |
+#
+# - The third line has two sides. Since the loss is the mean over the whole batch, the sum of the gradients has the right
+#   weights by itself: no plain mean can go wrong. But all outputs travel to device 0, and are held there. For our GPT that is
+#   one number per character and letter of the alphabet; with a vocabulary of 50,000 it is gigabytes.
+# - It copies parameters in large buffers instead of one by one, and on GPUs with NCCL it broadcasts them: fewer and better
+#   transfers, but still from one source.
+# - PyTorch recommends `DistributedDataParallel` instead, "even if there is only a single node". That is lab 03: no GIL
+#   to share, no replicas to send, no device 0.
+# - Driving several devices from one process is not gone. JAX does it: there the whole step is compiled, and Python
+#   launches one thing per step instead of thousands.
+#
+# ## 14. Questions
+#
+# Answer in a sentence or two, then compare with the solution.
+#
+# **Q1.** A model has 7.5 billion parameters, with fp16 weights and gradients, on 8 devices with DataParallel. How many
+# bytes does device 0 send per step, and how long does that take on a link of 25 GB/s?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-bytes", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# (N-1) psi elements of 2 bytes: 7 x 7.5e9 x 2 = 105 GB, which takes 4.2 seconds. As many bytes of gradients come in, and
+# the other devices move 15 GB each way.
+
+# %% [markdown]
+# **Q2.** Your DataParallel sends the parameters in every step. Could the replicas be kept, and only be told what has
+# changed? What would that save?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-kept", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# After an optimizer step everything has changed: what would have to be told is as large as the parameters. If each
+# device applied the step itself, nothing would have to be sent, but then each needs the summed gradients and the
+# optimizer state. That is DDP: one all-reduce instead of a gather and a broadcast, and 16 psi bytes on every device.
+
+# %% [markdown]
+# **Q3.** Somebody tests a DataParallel with AdamW, a batch of 24 on 4 devices, and compares the parameters after ten steps
+# with one device. Name two mistakes that this test cannot find.
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-test", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# The plain mean: 24 is a multiple of 4. And a constant factor, such as gradients that are summed and never divided:
+# Adam divides the mean of the gradient by the root of the mean of its square, and a constant factor cancels. Compare
+# `.grad`, and use 13.
+
+# %% [markdown]
+# ## Sources
+#
+# - PyTorch documentation, *torch.nn.DataParallel* (docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html):
+#   replication in each forward, chunking, gradients summed, buffers of device 0, the recommendation of DDP.
+# - S. Li et al.: *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, arXiv 2006.15704, section 2:
+#   why `DataParallel` gave way to `DistributedDataParallel`.
+# - S. Ioffe, C. Szegedy: *Batch Normalization*, arXiv 1502.03167, section 3: statistics of the mini-batch in training.
+# - Python documentation, *Glossary*: global interpreter lock; PEP 703, for a Python without it.
+# - S. Rajbhandari et al.: *ZeRO*, arXiv 1910.02054, section 3: 16 bytes per parameter.
