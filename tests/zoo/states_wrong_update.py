@@ -8,7 +8,7 @@ from . import wrong
 from .states_engine import Engine
 from .states_right import ENGINE
 
-VANISH = r"60 updates of 0.0001 on b?float16 weights(?s:.*)1 has not moved(?s:.*)float32 master weights that live"
+VANISH = r"60 updates of 0.0001 on float16 weights(?s:.*)1 has not moved(?s:.*)float32 master weights that live"
 
 
 @wrong(ENGINE, reason="values", says=VANISH)

@@ -94,8 +94,12 @@ def observe(
     world_size: int,
     slow: Sequence[int] = (),
     copy_sends: bool = False,
+    meter: bool = True,
 ) -> Trial:
-    """Runs all cases in one launch. slow: ranks whose messages complete as late as they may. See `run_trial`."""
+    """Runs all cases in one launch. slow: ranks whose messages complete as late as they may. See `run_trial`.
+
+    meter: False leaves out what the launch measures, and its cost, where a check does not ask for it.
+    """
     error = None
     with tempfile.TemporaryDirectory(prefix="shardlab-check-") as folder:
         try:
@@ -105,6 +109,7 @@ def observe(
                 (folder, solution, list(cases), copy_sends),
                 device="cpu",
                 timeout=TIMEOUT,
+                meter=meter,
                 slow_ranks=tuple(slow),
             )
         except LaunchError as caught:

@@ -14,10 +14,10 @@ from ..errors import CheckFailed
 from ..theory import MIXED_PRECISION_ADAM
 from . import exercise
 from .breakdown import breakdown
-from .observe import Trial, check_signature, line_at, observe
+from .observe import Trial, check_signature, observe
 from .states_bytes import bytes_cases
-from .states_cases import PARAMETERS, ROWS, alone, together
-from .states_judge import Judge
+from .states_cases import PARAMETERS, ROWS, basics, life, memory, together
+from .states_judge import Judge, definition
 from .states_play import MemorySeen, Played, Player
 from .states_script import DEFAULTS, EngineCase
 
@@ -41,28 +41,29 @@ def model_state_bytes(solution: Callable) -> str:
                 raise trial.failed(index, "values", said, finding.expected, finding.look)
     _finish(trial)
     return _lines(
-        trial, [f"right in {len(cases)} cases: fp32, fp16 and bf16, tied weights, shared memory, six optimizers"]
+        [trial], [f"right in {len(cases)} cases: fp32, fp16 and bf16, tied weights, shared memory, six optimizers"]
     )
 
 
 @exercise(ENGINE, title="Mixed-precision Adam")
 def mixed_precision_adam(solution: Callable) -> str:
     _check_engine(solution)
-    trials = [_trial(solution, alone(), 1), *(_trial(solution, together(n), n) for n in (2, 3))]
-    trials.append(_trial(solution, together(2)[:1], 2, slow=(1,)))
-    cases = trials[0].cases
-    memory = _memory(trials[0], len(cases) - 1)
-    calls = {len(step.calls) for trial in trials[1:] for played in _played(trial, 0) for step in played.steps[0]}
+    alone = [_trial(solution, cases, 1, meter=False) for cases in (basics(), life())]
+    held = _trial(solution, memory(), 1)
+    ranks = [_late(solution, 2), _trial(solution, together(3), 3, meter=False)]
+    found = _memory(held, 0)
+    calls = {len(step.calls) for trial in ranks for played in _played(trial, 0) for step in played.steps[0]}
+    cases = [case for trial in alone for case in trial.cases]
     steps = sum(len(script.steps) for case in cases for script in case.scripts)  # type: ignore[attr-defined]
     elements = ROWS * 2 * PARAMETERS
     return _lines(
-        trials[0],
+        [*alone, held, *ranks],
         [
             f"weights: as AdamW in float64, in {steps} steps of {len(cases)} kinds; skips leave every bit alone",
             "ranks: one rank's overflow makes all skip, at N = 2 and 3;"
             f" calls in a step: {' or '.join(map(str, sorted(calls)))}",
-            f"memory: {memory.at_rest / elements:.4g} bytes per element at rest, and at most"
-            f" {memory.peak / elements:.3g} more while it steps",
+            f"memory: {found.at_rest / elements:.4g} bytes per element at rest, and at most"
+            f" {found.peak / elements:.3g} more while it steps",
         ],
     )
 
@@ -82,9 +83,11 @@ def _check_engine(solution: Any) -> None:
         raise CheckFailed(ENGINE, "signature", f"{name}{signature}: {error}", expected) from None
 
 
-def _trial(solution: Callable, cases: list[EngineCase], world_size: int, slow: tuple[int, ...] = ()) -> Trial:
+def _trial(
+    solution: Callable, cases: list[EngineCase], world_size: int, slow: tuple[int, ...] = (), meter: bool = True
+) -> Trial:
     """Runs the cases and raises CheckFailed at the first fault. slow: ranks whose collectives complete late."""
-    trial = observe(ENGINE, Player(solution), cases, world_size, slow)  # type: ignore[arg-type]
+    trial = observe(ENGINE, Player(solution), cases, world_size, slow, meter=meter)  # type: ignore[arg-type]
     for index, case in enumerate(cases):
         played = _played(trial, index)
         if not played:
@@ -96,29 +99,47 @@ def _trial(solution: Callable, cases: list[EngineCase], world_size: int, slow: t
     return trial
 
 
+def _late(solution: Callable, world_size: int) -> Trial:
+    """The cases for several ranks, of which one's collectives complete as late as they may."""
+    cases = together(world_size)
+    try:
+        return _trial(solution, cases, world_size, slow=(1,), meter=False)
+    except CheckFailed as failed:
+        if failed.reason != "values":
+            raise
+        _trial(solution, cases, world_size, meter=False)  # when it is wrong without delay, too, that is its verdict
+        raise CheckFailed(
+            ENGINE,
+            "order",
+            f"with a late all-reduce, {failed.seen}; without the delay it is right",
+            "the flag is read when its all-reduce is complete: after wait()",
+            failed.look,
+        ) from None
+
+
 def _played(trial: Trial, index: int) -> list[Played]:
     """What the ranks showed in this case; empty when some rank did not come to its end."""
     return [one.judged for one in trial.observations(index) or [] if isinstance(one.judged, Played)]
 
 
 def _memory(trial: Trial, index: int) -> MemorySeen:
-    memory = _played(trial, index)[0].memory
-    assert memory is not None
-    return memory
+    found = _played(trial, index)[0].memory
+    assert found is not None
+    return found
 
 
-def _judge_memory(trial: Trial, index: int, memory: MemorySeen, played: list[Played]) -> None:
+def _judge_memory(trial: Trial, index: int, seen: MemorySeen, played: list[Played]) -> None:
     elements = ROWS * 2 * PARAMETERS
-    where = line_at(played[0].steps[0][-1].where)
-    extra = memory.at_rest - PER_ELEMENT * elements
+    where = definition(played[0].steps[0][-1].where)
+    extra = seen.at_rest - PER_ELEMENT * elements
     if not 0 <= extra <= PER_PARAMETER * PARAMETERS:
-        said = f"{elements:,} float16 elements: the engine holds {memory.at_rest:,} bytes beside weights and gradients"
-        said += f" after {len(played[0].steps[0])} steps, {memory.at_rest / elements:.3g} per element"
+        said = f"{elements:,} float16 elements: the engine holds {seen.at_rest:,} bytes beside weights and gradients"
+        said += f" after {len(played[0].steps[0])} steps, {seen.at_rest / elements:.3g} per element"
         wanted = f"{PER_ELEMENT} per element: master weights 4, first moment 4, second moment 4"
-        raise trial.failed(index, "memory", said, wanted, _which_state(memory.at_rest / elements))
-    if memory.peak > MOST_AT_PEAK * elements:
-        said = f"{elements:,} float16 elements: step() needs {memory.peak:,} bytes on top of what is held"
-        said += f", {memory.peak / elements:.3g} per element"
+        raise trial.failed(index, "memory", said, wanted, _which_state(seen.at_rest / elements))
+    if seen.peak > MOST_AT_PEAK * elements:
+        said = f"{elements:,} float16 elements: step() needs {seen.peak:,} bytes on top of what is held"
+        said += f", {seen.peak / elements:.3g} per element"
         wanted = "a few fp32 temporaries, best of one parameter at a time; no copy of all states"
         raise trial.failed(index, "memory", said, wanted, where)
 
@@ -134,8 +155,8 @@ def _finish(trial: Trial) -> None:
         raise breakdown(trial)
 
 
-def _lines(trial: Trial, lines: list[str]) -> str:
-    printed = trial.lines_printed
+def _lines(trials: list[Trial], lines: list[str]) -> str:
+    printed = sum(trial.lines_printed for trial in trials)
     if printed:
         lines.append(f"your code printed {printed:,} line{'s' * (printed > 1)}; they are not shown here")
     return "\n".join(f"  {line}" for line in lines)

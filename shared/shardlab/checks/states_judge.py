@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import CheckFailed
-from ..records import Call
+from ..records import Call, Where
+from ..runtime.places import source
 from ..theory import format_bytes
 from .observe import Trial, line_at, line_of
 from .states_play import Played, StepSeen
@@ -19,7 +20,6 @@ from .states_script import EngineCase, Script
 MOST_CALLS = 4  # of torch.distributed in one step: a flag, and a little room
 MOST_BYTES = 1024  # of one of them
 TOLERANCE = 4e-6  # of a weight of size 1: float32 arithmetic of a dozen steps
-CLOSER = 10  # a variation explains what was seen when it is this many times closer than the right numbers
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Judge:
                         f"after skipped steps parameter {parameter} differs from that of an engine that never had them,"
                         f" by {float((first - second).abs().max()):.3g}",
                         "equal to the last bit: a skip leaves weights, master weights, moments and step count alone",
-                        line_at(one.steps[0][-1].where),
+                        definition(one.steps[0][-1].where),
                     )
 
     def _failed(self, reason: str, rank: int, seen: str, wanted: str = "", look: str = "") -> CheckFailed:
@@ -93,7 +93,7 @@ class _Moment:
         return len(self.judge.case.scripts) > 1 and not self.judge.case.same_end
 
     def failed(self, reason: str, rank: int, seen: str, wanted: str = "", look: str = "") -> CheckFailed:
-        look = look or line_at(self.seen(rank).where)
+        look = look or definition(self.seen(rank).where)
         return self.judge._failed(reason, rank, f"{self.when}: {seen}", wanted, look)
 
     def calls(self) -> None:
@@ -139,14 +139,14 @@ class _Moment:
     def _about_gradient(
         self, seen: torch.Tensor, wanted: torch.Tensor, gradient: torch.Tensor, scale: float, parameter: int
     ) -> str:
-        dtype = self.script.dtype(parameter)
-        times = self.script.steps[self.number].backwards
+        dtype, times = self.script.dtype(parameter), self.script.steps[self.number].backwards
+        lost = "what underflows in backward stays zero: multiply the loss by the scale, before its backward"
+        if not seen.any() and wanted.any():
+            return lost
         if _close(seen, (gradient * times).to(dtype)) and scale != 1:
             return "backward: the loss is to be multiplied by the scale before its backward"
         if _close(seen, ((gradient.to(dtype) * times) * scale).to(dtype)):
-            return (
-                "the scaling comes too late: what underflowed in backward stays zero. Scale the loss, not the gradients"
-            )
+            return lost
         if times > 1 and _close(seen, wanted / times):
             return "backward adds to .grad, as loss.backward() does: who wants it empty calls zero_grad()"
         if self.number:
@@ -258,6 +258,10 @@ class _Moment:
 
     def _explained(self, rank: int, weights: list[torch.Tensor], wanted: Expected) -> str:
         """The words of the variation that gives what was seen, if one does."""
+        if any(step.power < -20 for step in self.script.steps) and any(
+            map(_unmoved, weights, self.script.weights(rank))
+        ):
+            return "the gradient became zero when it was unscaled in 16 bits: convert it to float32, then divide"
         for how, words in VARIATIONS.items():
             if how in self.script.accepts:
                 continue
@@ -267,18 +271,6 @@ class _Moment:
         for parameter, weight in enumerate(weights):
             if not weight.isfinite().all():
                 return f"parameter {parameter} holds inf or NaN: a division by zero? The first step is t = 1"
-        unmoved = all(
-            torch.equal(weight.double(), start)
-            for weight, start in zip(weights, self.script.weights(rank), strict=True)
-        )
-        if unmoved and self.number > 10 and weights[0].dtype != torch.float32:
-            eps = torch.finfo(weights[0].dtype).eps
-            return (
-                f"{self.number + 1} updates too small for {_short(weights[0].dtype)}, whose next number after 1 is"
-                f" 1 + {eps:.2g}: they must add up in float32 master weights that live from step to step"
-            )
-        if unmoved and any(step.power < -20 for step in self.script.steps[: self.number + 1]):
-            return "the gradient became zero when it was unscaled in 16 bits: convert it to float32, then divide"
         return ""
 
     @property
@@ -286,6 +278,13 @@ class _Moment:
         if not self.number:
             return float(self.script.option("scale"))
         return self.right[0][self.number - 1].scale
+
+
+def definition(where: Where | None) -> str:
+    """ "cell In[5], line 3: def step(self):", without the decorators above it."""
+    while where is not None and source(where.filename, where.line).startswith("@"):
+        where = Where(where.filename, where.line + 1, where.function)
+    return line_at(where)
 
 
 def _excess(weight: torch.Tensor, right: torch.Tensor) -> float:
@@ -296,6 +295,11 @@ def _excess(weight: torch.Tensor, right: torch.Tensor) -> float:
         room = room + 0.5 * spacing
     off = (weight.double() - right).abs() - room
     return math.inf if off.isnan().any() else float(off.max()) if off.numel() else 0.0
+
+
+def _unmoved(weight: torch.Tensor, start: torch.Tensor) -> bool:
+    """Whether some element is where it was at the start."""
+    return bool((weight.double() == start).any())
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

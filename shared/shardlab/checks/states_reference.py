@@ -20,9 +20,9 @@ VARIATIONS = {
     "no correction": "these are the numbers without the bias corrections 1 - beta**t",
     "first uncorrected": "these are the numbers without the bias correction of the first moment, 1 - beta1**t",
     "second uncorrected": "these are the numbers without the bias correction of the second moment, 1 - beta2**t",
+    "count over skips": "these are the numbers of a step count that also counts the skipped steps",
     "count ahead": "these are the numbers of bias corrections with t one too high: the first step is t = 1",
     "count per parameter": "these are the numbers of a step count that goes up once per parameter instead of per step",
-    "count over skips": "these are the numbers of a step count that also counts the skipped steps",
     "coupled decay": "these are the numbers of weight decay added to the gradient; AdamW takes it off the weights",
     "no decay": "these are the numbers without weight decay",
     "decay without lr": "these are the numbers of weight decay that is not multiplied by the learning rate",
@@ -40,6 +40,8 @@ VARIATIONS = {
     "first moment only": "these are the numbers of the first moment's step without dividing by the second",
     "plain": "these are the numbers of plain gradient descent",
     "not squared": "these are the numbers of a second moment of the gradient itself instead of its square",
+    "rounded": "these are the numbers of weights rounded to 16 bits in every step: small updates are lost. They must"
+    " add up in float32 master weights that live from step to step",
     "global count": "these are the numbers of one step count for all parameters",
 }
 
@@ -112,6 +114,8 @@ def expected(script: Script, rank: int, world_size: int, how: str = "") -> list[
             weights[parameter], first[parameter], second[parameter] = _update(
                 script, weights[parameter], first[parameter], second[parameter], true, t, how
             )
+            if how == "rounded":
+                weights[parameter] = weights[parameter].to(script.dtype(parameter)).double()
         gradients = held(script, number, rank, scale)
         found.append(Expected(gradients, overflow, next_scale, list(weights)))
     return found
