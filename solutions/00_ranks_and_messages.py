@@ -637,8 +637,9 @@ table(
 )
 
 # %% [markdown]
-# Add up what the busiest rank sends: reduce and broadcast together 2n, reduce-scatter and all-gather together 2(N-1)/N
-# n, as much as the all-reduce. The first pair moves more than it must.
+# Compare the two ways to an all-reduce. Reduce and broadcast make the busiest rank send 2n; reduce-scatter and
+# all-gather make it send 2(N-1)/N n, as the all-reduce does. In all the ranks send the same, 2(N-1) n: the second way
+# only spreads it evenly. Lab 04 is about nothing else.
 #
 # **Honestly:** the equality in this table proves little. A library does not tell what it really sends, so for its
 # collectives the meter *books* the published cost of the best algorithm, which is the same formula. It knows which
