@@ -88,12 +88,15 @@ def _draw_bars(axes: Any, noun: str, sent: list[float], received: list[float]) -
 
 
 def bytes_per_rank(
-    rows: Sequence[tuple[int, float | Sequence[float], float | None]], *, title: str = "bytes sent per rank"
+    rows: Sequence[tuple[int, float | Sequence[float], float | None]],
+    *,
+    title: str = "bytes sent per rank",
+    noun: str = "rank",
 ) -> Figure:
     """Measured bars beside predicted marks, for several world sizes.
 
     rows: (world size, measured bytes, predicted bytes); measured is one number, or a list with one number per rank;
-    predicted is for each rank, or None.
+    predicted is for each rank, or None. noun: what a bar stands for.
     """
     if not rows:
         raise UsageError("bytes_per_rank: no rows to draw; expected (world size, measured, predicted) tuples.")
@@ -111,8 +114,9 @@ def bytes_per_rank(
     bytes_axis(axes.yaxis)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.15)
     axes.set_title(title)
-    axes.plot([], [], color=INK, linewidth=2, linestyle="--", label="predicted")
-    axes.bar([0], [0], color="#AAAAAA", edgecolor=INK, label="measured, a bar per rank")
+    if any(predicted is not None for *_, predicted in rows):
+        axes.plot([], [], color=INK, linewidth=2, linestyle="--", label="predicted")
+    axes.bar([0], [0], color="#AAAAAA", edgecolor=INK, label=f"measured, a bar per {noun}")
     axes.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
     return figure
 
