@@ -143,17 +143,16 @@ except LaunchError as report:
 # this:
 #
 # ```text
-#                  device 0                              devices 1 ... N-1
-#  1  replicate    the model          --- parameters ->  a copy of the model
-#  2  scatter      its part of        --- samples ---->  its part of the batch
-#                  the batch
-#  3  compute      forward, backward                     forward, backward       (all at the same time)
-#  4  gather       adds up            <-- gradients ---  gradients
-#  5  step         the optimizer steps                   (the copy is thrown away)
+#                device 0                           devices 1 ... N-1
+# 1  replicate   the model       -- parameters ->   a copy of the model
+# 2  scatter     its samples     -- samples ---->   its samples
+# 3  compute     forward, backward                  forward, backward
+# 4  gather      adds up         <- gradients ---   gradients
+# 5  step        the optimizer steps                (the copy is thrown away)
 # ```
 #
-# After step 5 the copies are out of date. The next step begins with fresh ones: that is how the new parameters reach the
-# other devices.
+# Step 3 happens on all devices at the same time. After step 5 the copies are out of date. The next step begins with
+# fresh ones: that is how the new parameters reach the other devices.
 #
 # ## 3. Scatter and gather
 #
@@ -290,7 +289,7 @@ def in_threads(work, devices):
 
 # %% [markdown]
 # Are they really at work at the same time? `mark` leaves a mark on the time line of the device whose thread leaves it.
-# If the threads ran one after the other, `begins` and `ends` would alternate, device by device.
+# If the threads ran one after the other, you would read `0 begins, 0 ends, 1 begins, 1 ends` and so on.
 
 
 # %%
@@ -308,11 +307,7 @@ def overlapping(devices):
 
 
 run = launch_devices(overlapping, WORLD_SIZE, device=DEVICE)
-print(
-    ", ".join(
-        f"{event.label[:-1]} {event.rank}" for event in run.events if event.kind == "mark"
-    )
-)
+print(", ".join(f"{event.rank} {event.label}" for event in run.events if event.kind == "mark"))
 
 # %% [markdown]
 # ## 5. What must be added up
@@ -559,7 +554,8 @@ growth.compare(of_numbers[8].traffic[0].sent / of_numbers[2].traffic[0].sent)
 # %%
 charts.bytes_per_rank(
     [(N, [one.sent for one in of_numbers[N].traffic], None) for N in NUMBERS],
-    title="bytes that a device sends in one step, a bar per device",
+    title="bytes that a device sends in one step",
+    noun="device",
 )
 
 # %% [markdown]
@@ -717,7 +713,7 @@ def plain_mean_error(rows, count):
     whole = gradient([loss_function(model(inputs), targets)])
     pairs = [
         pair
-        for pair in zip(inputs.tensor_split(count), targets.tensor_split(count))
+        for pair in zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True)
         if len(pair[0])
     ]
     plain = gradient([loss_function(model(x), y) for x, y in pairs])
@@ -821,27 +817,40 @@ def large_operations(amount):
         matrix = matrix @ matrix
 
 
-def in_n_threads(work, amount, count):
-    """Seconds that `count` threads of this process take, each with this much work, on one core each."""
-    torch.set_num_threads(1)
-    work(amount // 10)  # the first time is slower
-    threads = [threading.Thread(target=work, args=(amount,)) for _ in range(count)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - began
+def training(amount):
+    """Forward and backward of the GPT on the part of the batch that one device has."""
+    model = new_model("cpu")
+    inputs, targets = batch_of(0, "cpu", PASSAGES // WORLD_SIZE)
+    for _ in range(amount):
+        loss_function(model(inputs), targets).backward()
 
 
-def in_this_process(work, amount):
-    """Seconds that this rank takes with this much work, while all others do the same."""
+def in_n_threads(work, amount, count, repeats=3):
+    """Seconds that `count` threads of one process take, each with this much work, on one core each."""
     torch.set_num_threads(1)
-    work(amount // 10)
-    dist.barrier()
-    began = time.perf_counter()
-    work(amount)
-    return time.perf_counter() - began
+    seconds = []
+    for _ in range(repeats):
+        threads = [threading.Thread(target=work, args=(amount,)) for _ in range(count)]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)  # the first is slower, and whatever else the machine does adds to it
+
+
+def in_n_processes(work, amount, repeats=3):
+    """The same on every rank: the slowest rank counts."""
+    torch.set_num_threads(1)
+    seconds = []
+    for _ in range(repeats):
+        dist.barrier()
+        began = time.perf_counter()
+        work(amount)
+        dist.barrier()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
 def timed(work, amount):
@@ -849,11 +858,16 @@ def timed(work, amount):
     how = {"device": "cpu", "meter": False}
     (alone,) = launch(in_n_threads, 1, args=(work, amount, 1), **how).results
     (threads,) = launch(in_n_threads, 1, args=(work, amount, WORLD_SIZE), **how).results
-    processes = max(launch(in_this_process, WORLD_SIZE, args=(work, amount), **how).results)
+    processes = max(launch(in_n_processes, WORLD_SIZE, args=(work, amount), **how).results)
     return alone, threads, processes
 
 
-WORK = [(counting, 3_000_000), (small_operations, 60_000), (large_operations, 40)]
+WORK = [
+    (counting, 1_500_000),
+    (small_operations, 30_000),
+    (training, 10),
+    (large_operations, 20),
+]
 seconds = {work.__name__: timed(work, amount) for work, amount in WORK}
 slower.compare(seconds["counting"][1] / seconds["counting"][0])
 
@@ -882,7 +896,11 @@ table(
 # - **Counting:** N threads take about N times as long as one, on any number of cores. They take turns.
 # - **Small operations:** the threads give up the GIL for each operation and must get it back after each. They gain
 #   little, or even lose.
+# - **Training:** the step that your threads make, in between: this GPT's operations are small.
 # - **Large operations:** threads are about as good as processes.
+#
+# (On a machine that is busy with other things, N processes also get a larger share of it than one process with N
+# threads: then all of the last column is too high.)
 #
 # The last column is what the GIL costs. Training on GPUs is more like the second line than one would think: Python only
 # *launches* the work, thousands of small calls per step, and a fast GPU is done before Python has launched the next.
@@ -950,8 +968,9 @@ record(
 # | buffers | replica 0 shares the module's; what the others write is lost | the same |
 #
 # - The third line has two sides. Since the loss is the mean over the whole batch, the sum of the gradients has the right
-#   weights by itself: no plain mean can go wrong. But all outputs travel to device 0, and are held there. For our GPT that is
-#   one number per character and letter of the alphabet; with a vocabulary of 50,000 it is gigabytes.
+#   weights by itself: no plain mean can go wrong. But all outputs travel to device 0 and are held there: a number for
+#   each token of the vocabulary, at each place of each passage. Here that is 24 x 32 x 66 x 4 = 202,752 bytes. With
+#   1,024 places and GPT-2's vocabulary it would be 24 x 1,024 x 50,257 x 4 bytes = 4.9 GB.
 # - It copies parameters in large buffers instead of one by one, and on GPUs with NCCL it broadcasts them: fewer and better
 #   transfers, but still from one source.
 # - PyTorch recommends `DistributedDataParallel` instead, "even if there is only a single node". That is lab 03: no GIL
