@@ -224,7 +224,8 @@ table(
 # - a parameter that has no gradient (`None`) on some ranks counts as zeros there, and ends with the mean on **all**
 #   ranks. If it has none anywhere, it ends as `None` or as zeros, alike on all ranks;
 # - frozen parameters are left alone: their `.grad` stays `None`;
-# - gradients have any shape and dtype. In float16 the largest number is 65504: 40000 on every rank must not overflow.
+# - gradients have any shape (0-d, empty, a transposed matrix) and any dtype. The largest float16 is 65504: gradients of
+#   40000 on every rank must not overflow.
 #
 # <details><summary>Hint 1: a nudge</summary>
 #
@@ -248,7 +249,7 @@ table(
 def average_gradients(module):
     """`.grad` of every trained parameter becomes the mean over the ranks, on every rank.
 
-    One all-reduce per parameter: 2(N-1)/N n bytes in all, n being the bytes of all gradients. Needs no memory.
+    One all-reduce per parameter: 2(N-1)/N n bytes in all, n being the bytes of the gradients.
     """
     ### BEGIN SOLUTION
     for parameter in module.parameters():
@@ -363,7 +364,7 @@ except LaunchError as report:
 
 # %%
 run = launch(one_rank_differs, WORLD_SIZE, args=(average_gradients,), device=DEVICE)
-print("sum of the second head's gradient, by rank:", run.results)
+print("the second head's gradient, summed up, by rank:", [round(one, 3) for one in run.results])
 
 # %% [markdown]
 # ## 4. Fewer calls: one flat buffer
@@ -437,7 +438,7 @@ charts.alpha_beta_fit(
 #
 # **Contract.** The same result as `average_gradients`, in all its points, but with **one** `all_reduce` for each dtype
 # among the gradients, however many parameters there are. (One tiny call more is fine, if you want to find out who has
-# gradients.) A model may have no parameters at all.
+# gradients.) A model may have no parameters at all, and a transposed gradient cannot be flattened with `view(-1)`.
 #
 # <details><summary>Hint 1: a nudge</summary>
 #
@@ -594,7 +595,7 @@ print(f"an average parameter of this GPT: {theory.format_bytes(4 * PSI / len(PAR
 
 # %% nbgrader={"grade": false, "grade_id": "shard_indices", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 def shard_indices(length, rank, world_size, epoch, seed=0):
-    """This rank's indices in this epoch: every N-th of one order that all ranks shuffle alike. Sends nothing."""
+    """This rank's indices in this epoch: every N-th of one order, shuffled alike. Sends nothing."""
     ### BEGIN SOLUTION
     generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
     order = torch.randperm(length, generator=generator)
@@ -630,7 +631,8 @@ for epoch in range(3):
                     for rank, shard in enumerate(shards)
                 },
                 "dealt": len(dealt),
-                "twice": " ".join(sorted({str(i) for i in dealt if dealt.count(i) > 1})) or "-",
+                "twice": " ".join(str(i) for i in sorted(set(dealt)) if dealt.count(i) > 1)
+                or "-",
             }
         )
 table(rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -191,7 +193,7 @@ def ag_divides_before_the_wait(module):
         work.wait()
 
 
-@wrong(AG, reason="calls", says=r"(?s)10 all_reduce calls that carry gradients.*9 parameters.*tied")
+@wrong(AG, reason="calls", says=r"(?s)10 all_reduce calls with gradients.*9 parameters.*tied")
 def ag_tied_twice(module):
     """Walks over the modules: a tied weight comes twice. Its value is right, since a mean of means is the mean."""
     n = dist.get_world_size()
@@ -203,7 +205,7 @@ def ag_tied_twice(module):
                 dist.all_reduce(p.grad)
 
 
-@wrong(AG, reason="calls", says=r"(?s)1 all_reduce call that carry.*flat way is the next")
+@wrong(AG, reason="calls", says=r"(?s)1 all_reduce call with.*flat way is the next")
 def ag_flat_already(module):
     """The next exercise's solution."""
     average_gradients_flat(module)
@@ -215,6 +217,24 @@ def ag_in_the_order_of_a_set(module):
     n = dist.get_world_size()
     for p in set(trained(module)):
         p.grad /= n
+        dist.all_reduce(p.grad)
+
+
+@wrong(AG, reason="calls", says=r"(?s)\d+ all_reduce calls with gradients.*one all_reduce for each")
+def ag_row_by_row(module):
+    """One call for each row."""
+    for p in trained(module):
+        p.grad /= dist.get_world_size()
+        for row in p.grad if p.dim() else [p.grad]:
+            dist.all_reduce(row)
+
+
+@wrong(AG, reason="crash", says=r"exit code 3")
+def ag_a_rank_dies(module):
+    """Rank 1 is gone."""
+    if dist.get_rank() == 1:
+        os._exit(3)
+    for p in trained(module):
         dist.all_reduce(p.grad)
 
 
@@ -233,7 +253,7 @@ def ag_reduces_a_flattened_copy(module):
         dist.all_reduce(p.grad.clone().reshape(-1))
 
 
-@wrong(AG, reason="hang", says=r"(?s)call 1 is all_reduce .*on rank 0, and no call")
+@wrong(AG, reason="hang", says=r"(?s)call 1 is all_reduce .*on rank 0, and none: it has returned on rank 1")
 def ag_only_rank_0(module):
     """Only rank 0 averages."""
     if dist.get_rank() == 0:

@@ -181,7 +181,7 @@ def fl_copies_before_the_wait(module):
         work.wait()
 
 
-@wrong(FLAT, reason="values", says=r"(?s)the same model with new gradients")
+@wrong(FLAT, reason="values", says=r"(?s)same model with new gradients.*mean of the gradients of the call before")
 def fl_buffer_filled_once(module):
     """Keeps the buffer from the first call, and forgets to fill it again."""
     groups = list(by_dtype(trained(module)))

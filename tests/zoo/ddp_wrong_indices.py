@@ -72,7 +72,7 @@ def si_everybody_gets_all(length, rank, world_size, epoch, seed=0):
     return order(length, epoch, seed).tolist()
 
 
-@wrong(SI, reason="values", says=r"(?s)shards of .*differ by one at most")
+@wrong(SI, reason="values", says=r"(?s)shards of .*differ by one at most.*like cards")
 def si_last_takes_the_rest(length, rank, world_size, epoch, seed=0):
     """The last rank gets all that is left: up to N-1 items more."""
     size = length // world_size
@@ -131,7 +131,7 @@ def si_time(length, rank, world_size, epoch, seed=0):
     return torch.randperm(length, generator=generator)[rank::world_size].tolist()
 
 
-@wrong(SI, reason="values", says=r"(?s)comes \d+ times|comes twice|get different lists")
+@wrong(SI, reason="values", says=r"(?s)all ranks get the same list: is it the argument")
 def si_asks_the_process_group(length, rank, world_size, epoch, seed=0):
     """Uses the rank of the process instead of the argument."""
     return order(length, epoch, seed)[dist.get_rank() :: dist.get_world_size()].tolist()
@@ -155,6 +155,25 @@ def si_counts_from_one(length, rank, world_size, epoch, seed=0):
 def si_returns_nothing(length, rank, world_size, epoch, seed=0):
     """Forgets to return."""
     order(length, epoch, seed)[rank::world_size].tolist()
+
+
+@wrong(SI, reason="values", says=r"(?s)it returned <generator.*a list")
+def si_generator(length, rank, world_size, epoch, seed=0):
+    """A generator: it can be gone through once, and has no length."""
+    return (int(index) for index in order(length, epoch, seed)[rank::world_size])
+
+
+@wrong(SI, reason="values", says=r"(?s)epochs 0 and 10 have the same order")
+def si_period(length, rank, world_size, epoch, seed=0):
+    """Five orders, again and again."""
+    return order(length, epoch % 5, seed)[rank::world_size].tolist()
+
+
+@wrong(SI, reason="calls", says=r"it calls barrier")
+def si_barrier(length, rank, world_size, epoch, seed=0):
+    """Waits for the others first: alone it never returns."""
+    dist.barrier()
+    return order(length, epoch, seed)[rank::world_size].tolist()
 
 
 @wrong(SI, reason="values", says=r"asked a second time for epoch 0")

@@ -161,6 +161,8 @@ class _Judge:
             return "a buffer with persistent=False is not in state_dict(); module.buffers() has all of them"
         if name not in self.parameters:
             return "buffers are no parameters: module.buffers() lists them, those of inner modules too"
+        if "." in name:
+            return "inner modules have parameters too"
         if name == "frozen":
             return "frozen parameters have values too, though no gradients"
         return ""

@@ -80,7 +80,7 @@ def judge_one_each(trial: Trial, index: int, kind: str, seen: Sequence[Observati
             raise trial.failed(
                 index,
                 "calls",
-                f"{trial.at(index, rank)}: {_count(data)} that carry gradients",
+                f"{trial.at(index, rank)}: {_count(data)} with gradients",
                 f"one all_reduce for each of the {len(specs)} parameters that have a gradient",
                 look or line_of(data[-1]),
             )
@@ -130,7 +130,7 @@ def disagreement(trial: Trial) -> CheckFailed | None:
 
     A rank that made fewer calls lets the others wait for ever; if sizes happen to fit, later calls meet the wrong ones.
     """
-    if trial.error is None or trial.error.kind not in ("disagree", "deadlock", "timeout", "died"):
+    if trial.error is None or trial.error.kind not in ("disagree", "deadlock"):
         return None
     case = min(max((note.case for note in notes if isinstance(note, Begun)), default=0) for notes in trial.notes)
     issued = [_calls_of(notes, case) for notes in trial.notes]
@@ -138,7 +138,7 @@ def disagreement(trial: Trial) -> CheckFailed | None:
     longest = max(map(len, issued))
     for number in range(longest):
         at = [calls[number] if number < len(calls) else None for calls in issued]
-        told = [_told(one) if one else ("no call: it is done" if ended[r] else "no call") for r, one in enumerate(at)]
+        told = [_told(one) if one else ("none: it has returned" if ended[r] else "none") for r, one in enumerate(at)]
         if len(set(told)) == 1:
             continue
         rank = next(r for r, text in enumerate(told) if text != told[0])
@@ -148,7 +148,7 @@ def disagreement(trial: Trial) -> CheckFailed | None:
             case,
             "hang" if missing else "calls",
             f"{trial.at(case)}: call {number + 1} is {told[0]} on rank 0, and {told[rank]} on rank {rank}"
-            + (": the others wait for ever" if missing else ""),
+            + ("; who makes the call waits for ever" if missing else ""),
             "all ranks make the same calls in the same order, whatever a rank has or lacks",
             look,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .ddp_modules import F16, GRADIENTS, KINDS, Spec, build, gradient, value
+from .ddp_modules import F16, F32, F64, GRADIENTS, KINDS, Spec, build, gradient, value
 from .ddp_words import Guess, averaging_guesses, close, numbers, recognise
 from .notes import Finding, Judged, Prepared
 from .trial import digest_of
@@ -133,7 +133,11 @@ class _Judge:
         if close(seen, mean, spec.dtype):
             return None
         expected = f"the mean over the ranks: {numbers(mean)}"
-        guess = recognise(seen, spec.dtype, averaging_guesses(given, self.rank, self.parameters[name]))
+        if spec.dtype is F64 and close(seen, mean, F32):
+            look = "float64 values went through a smaller type on their way"
+            return Finding(f"'{name}'.grad is the mean, but digits were lost", "all digits of float64", look)
+        guesses = averaging_guesses(given, self.rank, self.parameters[name])
+        guess = recognise(seen, spec.dtype, [*self._earlier(spec, n), *guesses])
         if guess is not None:
             return Finding(f"'{name}'.grad is {guess.words}", expected, guess.look)
         return Finding(f"'{name}'.grad is {numbers(seen)}", expected, self._look(spec, seen, mean))
@@ -143,10 +147,6 @@ class _Judge:
             if spec.dtype is F16:
                 return "float16 ends at 65,504: divide before summing, or sum in float32"
             return "memory is read that nothing was written to"
-        if close(seen, mean, torch.float32):
-            return f"digits were lost: these are {spec.dtype} values that went through a smaller type".replace(
-                "torch.", ""
-            )
         others = [
             other.name
             for other, _ in self.handed
@@ -155,6 +155,14 @@ class _Judge:
         if others:
             return f"these are the values of '{others[0]}': ranks or slices do not line up"
         return "which elements of which parameter end up here?"
+
+    def _earlier(self, spec: Spec, n: int) -> list[Guess]:
+        if not self.case.again:
+            return []
+        before = torch.stack([GRADIENTS[self.case.gradients](spec, rank, 0) for rank in range(n)]).sum(0) / n
+        return [
+            Guess(before, "the mean of the gradients of the call before", "what is kept from one call to the next?")
+        ]
 
     def _is_mean_of(self, name: str, seen: torch.Tensor, dtype: torch.dtype) -> bool:
         present = [one for one in self.given[name] if one is not None]

@@ -59,6 +59,7 @@ class Table:
             for rank in range(world_size):
                 answer = self.solution(length, rank, world_size, *more)
                 try:
+                    len(answer)  # a generator, which can be gone through only once, has none
                     lists.append([_index(one) for one in answer])
                 except TypeError:
                     shown = repr(answer)
@@ -168,7 +169,9 @@ def _cover(shards: Shards, length: int, n: int) -> Finding | None:
     sizes = f"shards of {', '.join(str(len(shard)) for shard in shards)}"
     strange = sorted(index for index in holders if not 0 <= index < length)
     if strange:
-        return Finding(f"index {strange[0]} is no index of {length} items", f"0 to {length - 1}", "% length?")
+        return Finding(
+            f"index {strange[0]} is no index of {length} items", f"0 to {length - 1}" if length else "no index at all"
+        )
     twice = sorted(index for index, ranks in holders.items() if len(ranks) > 1)
     lost = sorted(set(range(length)) - set(holders))
     if twice:
@@ -178,13 +181,13 @@ def _cover(shards: Shards, length: int, n: int) -> Finding | None:
         seen = f"index {twice[0]} comes {times} ({where}); {len(twice)} come more than once, {len(lost)} never; {sizes}"
         return Finding(seen, "every index once", _why_twice(shards, twice, lost, length, n))
     if lost:
-        look = "a tail that N does not divide is dropped: some ranks get one item more instead" if length % n else ""
+        tail = length % n and len(set(map(len, shards))) == 1
+        look = "is a tail dropped that N does not divide? Some ranks get one item more instead" if tail else ""
         seen = f"{len(lost)} of {length} items never come, such as index {lost[0]}; {sizes}"
         return Finding(seen, "every index once", look or "which items does no rank get?")
     if max(map(len, shards)) - min(map(len, shards)) > 1:
-        return Finding(
-            sizes, "lengths that differ by one at most: the longest decides how long a step takes", "[rank::N]"
-        )
+        look = "deal the items like cards: one to each rank in turn"
+        return Finding(sizes, "lengths that differ by one at most: the longest decides how long an epoch takes", look)
     return None
 
 
@@ -194,6 +197,8 @@ def _why_twice(shards: Shards, twice: list[int], lost: list[int], length: int, n
         return "shards are filled up to one length, as torch's DistributedSampler does; here they may differ by one"
     if any(len(shard) == length for shard in shards) and len(twice) == length:
         return "every rank gets all items: which part is this rank's?"
+    if all(shard == shards[0] for shard in shards):
+        return "all ranks get the same list: is it the argument `rank` that is used?"
     counts = Counter(index for shard in shards for index in set(shard))
     if lost and max(counts.values()) > 1:
         return "do all ranks divide the same order? It must not depend on the rank"

@@ -27,7 +27,7 @@ class Spec:
 
 def _many() -> tuple[Spec, ...]:
     """All sizes are multiples of 60, larger than any count of parameters here, and no two are equal."""
-    plain = [Spec(f"layers.{k}.weight", (240 + STEP * k,)) for k in range(8)]
+    plain = [Spec(f"layers.{k}.weight", (12 + 3 * k, 20)) for k in range(8)]
     return (*plain[:4], Spec("frozen", (1200,), frozen=True), *plain[4:], Spec("embedding", (60, 20), tied=True))
 
 
