@@ -20,9 +20,9 @@
 # that trains a model of 16-bit numbers. **Time:** 60 to 90 minutes.
 #
 # **Where this stands.** This course spreads training over many GPUs. But what is there to spread? This notebook stays
-# with one process, mostly, and counts. Every parameter of a model costs 16 bytes while it is trained, 12 of them for numbers that
-# only the optimizer looks at. You will see where each of them comes from, and build the engine that holds them. ZeRO,
-# which you build from lab 06 on, is about these 16 bytes and nothing else.
+# with one process, mostly, and counts. Every parameter of a model costs 16 bytes while it is trained, 12 of them for
+# numbers that only the optimizer looks at. You will see where each of them comes from, and build the engine that holds
+# them. ZeRO, which you build from lab 06 on, is about these 16 bytes and nothing else.
 #
 # At the end your own engine trains a small GPT in 16 bits, beside the ordinary optimizer in 32 bits, on the same
 # batches. Labs 02 and 03 train with this engine.
@@ -155,10 +155,10 @@ print("memory that it keeps alive:     ", piece.untyped_storage().nbytes())
 
 # %% nbgrader={"grade": false, "grade_id": "model_state_bytes", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 def model_state_bytes(model, optimizer):
-    """Bytes of memory held by the model states: {"weights": int, "gradients": int, "optimizer": int}.
+    """Bytes held by the model states: {"weights": int, "gradients": int, "optimizer": int}.
 
-    weights: the model's parameters. gradients: their `.grad`. optimizer: the tensors in `optimizer.state`, which maps
-    each parameter to a dict. Memory counts once, however many tensors share it.
+    weights: the model's parameters. gradients: their `.grad`. optimizer: the tensors in
+    `optimizer.state`, a dict per parameter. Memory counts once, however many tensors share it.
     """
     ### BEGIN SOLUTION
     counted = set()
@@ -195,7 +195,7 @@ check("01.model_state_bytes", model_state_bytes)
 
 # %%
 def one_step_in_fp32():
-    """The model states at four moments of a step as you count them, and at the third as the meter does."""
+    """Model states at four moments of a step; at the third also as the meter sees them."""
     model = new_model(where=device())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     moments = {"before backward": model_state_bytes(model, optimizer)}
@@ -294,7 +294,7 @@ fp32_states.compare(sum(counted.values()))
 
 
 def measured_limits(dtype):
-    """Largest finite number, spacing at 1, smallest normal and smallest subnormal, found by looking."""
+    """Largest finite number, spacing at 1, smallest normal and subnormal, by looking."""
     one = torch.tensor(1.0, dtype=dtype)
     infinity, zero = torch.tensor(float("inf"), dtype=dtype), torch.tensor(0.0, dtype=dtype)
     spacing = torch.nextafter(one, infinity) - one  # the next number after 1
@@ -424,7 +424,7 @@ table(
 
 # %%
 def gflops(dtype, size=384, repeats=3):
-    """Billions of operations per second in a product of two square matrices: the best of several."""
+    """Billions of operations per second in a product of two square matrices: the best."""
     left = torch.randn(size, size, device=HERE).to(dtype)
     best = float("inf")
     for _ in range(repeats):
@@ -476,7 +476,7 @@ train(trained, torch.optim.AdamW(trained.parameters(), lr=3e-3), steps=100)
 
 
 def gradients_of(model):
-    """All gradients after one backward in fp32: of the logits, where backward begins, and of the weights."""
+    """Gradients after one backward in fp32: of the logits, and of all weights."""
     inputs, targets = batch_of(1000)
     logits = model(inputs)
     logits.retain_grad()
@@ -501,7 +501,7 @@ small_share = predict("logits' gradients below 2**-14", unit="%")
 
 # %%
 def in_fp16(gradients, scale):
-    """What fp16 makes of some gradients, times a scale: shares in percent, of those that are not 0 anyway."""
+    """What fp16 makes of gradients times a scale, in percent of those that are not 0."""
     gradients = gradients[gradients != 0]
     halves = (gradients * scale).half()
     return {
@@ -571,16 +571,14 @@ with torch.no_grad():
     for parameter in broken.parameters():
         parameter -= 0.1 * (parameter.grad.float() / 2.0**24).half()
     weights = torch.cat([parameter.flatten() for parameter in broken.parameters()])
-    print(
-        f"gradients that are inf or NaN: {100 * (~gradients.isfinite()).float().mean().item():.0f} %"
-    )
-    print(
-        f"weights that are inf or NaN:   {100 * (~weights.isfinite()).float().mean().item():.0f} %"
-    )
-    print("loss in the next step:        ", loss_function(broken(inputs), targets).item())
+    for name, numbers in (("gradients", gradients), ("weights", weights)):
+        share = 100 * (~numbers.isfinite()).double().mean().item()
+        print(f"{name} that are inf or NaN: {share:.0f} %")
+    print("loss in the next step:", loss_function(broken(inputs), targets).item())
 
 # %% [markdown]
-# One such step and the model is lost. There is no way back from NaN.
+# (More than in the table: inf in the middle of backward spreads to all that is computed from it, and inf minus inf is
+# NaN.) One such step and the model is lost. There is no way back from NaN.
 #
 # ### Dynamic loss scaling
 #
@@ -672,9 +670,10 @@ engine_bytes = predict("bytes per parameter that the engine adds, at rest")
 
 # %% nbgrader={"grade": false, "grade_id": "MixedPrecisionAdam", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 class MixedPrecisionAdam:
-    """AdamW on fp16 (or bf16, or fp32) parameters: fp32 master weights and moments, dynamic loss scaling.
+    """AdamW on fp16 (or bf16, fp32) parameters, with master weights and dynamic loss scaling.
 
-    Holds 12 bytes per element beside the weights and gradients. Sends one number per step, when there are more ranks.
+    Holds 12 bytes per element beside weights and gradients: master weights and moments in fp32.
+    Sends one number per step when there are several ranks.
     """
 
     def __init__(
@@ -691,10 +690,10 @@ class MixedPrecisionAdam:
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.scale, self.growth_interval = float(scale), growth_interval
         self.steps_without_overflow = 0
-        self.state = {}  # parameter: {"master": ..., "first_moment": ..., "second_moment": ..., "step": ...}
+        self.state = {}  # for each parameter a dict with "master", "first_moment", ...
         ### BEGIN SOLUTION
         for parameter in self.parameters:
-            # copy=True: without it, `to` gives back the very same tensor when the parameter is fp32 already.
+            # Without copy=True an fp32 parameter would be its own master.
             master = parameter.detach().to(torch.float32, copy=True)
             self.state[parameter] = {
                 "master": master,
@@ -712,7 +711,7 @@ class MixedPrecisionAdam:
 
     @torch.no_grad()
     def step(self):
-        """One AdamW step on all parameters that have a gradient. False: some rank's overflowed, nothing has changed."""
+        """One AdamW step, and True. When any rank has an overflow: no change, and False."""
         ### BEGIN SOLUTION
         with_gradient = [each for each in self.parameters if each.grad is not None]
         if self._overflow_on_any_rank(with_gradient):
@@ -739,9 +738,8 @@ class MixedPrecisionAdam:
     def _update(self, parameter, master, first_moment, second_moment, step):
         beta1, beta2 = self.betas
         step += 1
-        gradient = (
-            parameter.grad.float() / self.scale
-        )  # fp32 first: fp16 would lose the small ones
+        # To fp32 first: divided in fp16, the small ones would become 0.
+        gradient = parameter.grad.float() / self.scale
         first_moment.lerp_(gradient, 1 - beta1)
         second_moment.lerp_(gradient.square(), 1 - beta2)
         mean = first_moment / (1 - beta1**step)
@@ -775,7 +773,7 @@ KINDS = {
 
 
 def one_step_with_the_engine(dtype):
-    """Bytes after one step: by kind, the three kinds of optimizer state apart, and by the meter."""
+    """Bytes after one step: counted, the optimizer's by kind, and by the meter."""
     model = new_model(dtype, device())
     engine = MixedPrecisionAdam(model.parameters())
     state = [value for each in engine.state.values() for value in each.values()]
@@ -849,7 +847,7 @@ as_svg(
         },
         title=f"model states of {PSI:,} parameters",
     ),
-    "Model states, measured: float32 with AdamW 4 + 4 + 8, float16 with master weights 2 + 2 + 12 bytes per parameter",
+    "Model states, measured: fp32 4 + 4 + 8, mixed precision 2 + 2 + 12 bytes per parameter",
 )
 
 # %% [markdown]
@@ -864,7 +862,7 @@ as_svg(
 
 # %%
 def train_with(engine, model, steps, passages=PASSAGES):
-    """Trains with an engine of this lab. Returns, step by step, the loss, the scale used, whether a step was made."""
+    """Trains with an engine. Returns, per step: loss, scale used, whether a step was made."""
     losses, scales, stepped = [], [], []
     for step in range(steps):
         inputs, targets = batch_of(step, passages)
@@ -881,7 +879,8 @@ model = new_model(torch.float16)
 engine = MixedPrecisionAdam(model.parameters(), lr=3e-3, scale=2.0**24, growth_interval=5)
 losses, scales, stepped = train_with(engine, model, steps=30, passages=12)
 print(
-    f"{stepped.count(True)} steps made, {stepped.count(False)} skipped; loss {losses[0]:.3f} to {losses[-1]:.3f}"
+    f"{stepped.count(True)} steps made, {stepped.count(False)} skipped;"
+    f" loss {losses[0]:.3f} to {losses[-1]:.3f}"
 )
 scale_steps(scales, stepped)
 
@@ -919,7 +918,8 @@ def furthest(losses):
 
 
 print(
-    f"fp16: skipped {stepped.count(False)} steps, differs from fp32 by at most {furthest(fp16_losses):.3f}"
+    f"fp16: {stepped.count(False)} steps skipped,"
+    f" differs from fp32 by at most {furthest(fp16_losses):.3f}"
 )
 print(f"bf16: differs from fp32 by at most {furthest(bf16_losses):.3f}")
 curves(
@@ -939,13 +939,13 @@ curves(
 # bytes per parameter. Why not always?
 #
 # Late in training the weights have grown and the learning rate has been lowered. Here is such a moment: the model that
-# was trained in section 4 goes on with a learning rate of 0.00003, on one and the same batch, so that the loss can
-# only go down.
+# was trained in section 4 goes on with a learning rate of 0.00003, on one and the same batch, so that the loss
+# does not depend on which batch it is.
 
 
 # %%
 def continue_training(make_step, steps=30):
-    """From the trained model in bf16: losses, and the percentage of weights that have moved at the end."""
+    """From the trained model, in bf16: losses, and the percentage of weights that moved."""
     model = GPT(SMALL).to(HERE)
     model.load_state_dict(trained.state_dict())
     model = model.bfloat16()
@@ -988,7 +988,8 @@ def without_master_weights(model):
 with_master, moved_with = continue_training(with_master_weights)
 without_master, moved_without = continue_training(without_master_weights)
 print(
-    f"weights that have moved after 30 steps: {moved_with:.0f} % with master weights, {moved_without:.0f} % without"
+    f"weights that have moved after 30 steps: {moved_with:.0f} % with master weights,"
+    f" {moved_without:.0f} % without"
 )
 curves(
     {"bf16, master weights": with_master, "bf16, no master weights": without_master},
@@ -997,8 +998,9 @@ curves(
 )
 
 # %% [markdown]
-# Without master weights most updates are rounded away, step after step. Nothing crashes and no number is inf: the
-# model just stops learning, and looks as if it were done. These 4 bytes per parameter are what it costs not to.
+# Without master weights most updates are rounded away, step after step. Nothing crashes and no number is inf. The model
+# just learns far more slowly, and looks as if it were nearly done. Master weights cost 4 bytes per parameter, and this
+# is what they buy.
 #
 # ## 9. On several ranks: skip together
 #
@@ -1018,7 +1020,7 @@ flag_bytes = predict(
 
 # %%
 def one_rank_overflows(steps, bad_step, bad_rank):
-    """Each rank trains on its own part of the batch; in one step, one rank's loss is far too large."""
+    """Each rank trains on its own part of the batch; once, one rank's loss is far too large."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = new_model(torch.float16, device())
     engine = MixedPrecisionAdam(model.parameters(), lr=1e-3)
@@ -1036,6 +1038,7 @@ def one_rank_overflows(steps, bad_step, bad_rank):
 
 
 BAD_RANK = 1
+WORDS = {True: "stepped", False: "skipped"}
 run = launch(one_rank_overflows, WORLD_SIZE, args=(4, 2, BAD_RANK), device=DEVICE)
 
 # %%
@@ -1045,7 +1048,7 @@ table(
         {
             "step": step,
             **{
-                f"rank {rank}": f"{'stepped' if history[step][0] else 'skipped'}, scale {history[step][1]:g}"
+                f"rank {rank}": f"{WORDS[bool(history[step][0])]}, scale {history[step][1]:g}"
                 for rank, history in enumerate(run.results)
             },
         }
@@ -1178,9 +1181,10 @@ record(
 # ## 12. What production systems do differently
 #
 # - **PyTorch's autocast** keeps the weights themselves in fp32 and converts them to 16 bits where an operation needs
-#   it. No 16-bit copy is kept from step to step, and gradients are fp32: 4 + 4 + 8 = 16 bytes again. Its `GradScaler` is the
-#   dynamic loss scale of this lab, with the same defaults: $2^{16}$, halved, doubled after 2000 steps. Engines for very
-#   large models (DeepSpeed, Megatron) hold 16-bit weights and fp32 masters, as you do: what travels is then 16 bits.
+#   it. No 16-bit copy is kept from step to step, and gradients are fp32: 4 + 4 + 8 = 16 bytes again. Its `GradScaler`
+#   is the dynamic loss scale of this lab, with the same defaults: $2^{16}$, halved, doubled after 2000 steps. Engines
+#   for very large models (DeepSpeed, Megatron) hold 16-bit weights and fp32 masters, as you do: what travels is then 16
+#   bits.
 # - **bf16 has nearly replaced fp16** on hardware that has it. No scaling, no skips. The master weights stay.
 # - **Fused kernels** update all parameters in one pass over the memory. Your step makes a dozen passes.
 # - **The overflow flag stays on the GPU.** `flag.item()` makes the CPU wait for everything before it. With a
@@ -1191,8 +1195,8 @@ record(
 #
 # Answer in a sentence or two, then compare with the solution.
 #
-# **Q1.** A model has 7.5 billion parameters and is trained with your engine. How many bytes are the model states? And if
-# the gradients were kept in fp32 instead of fp16?
+# **Q1.** A model has 7.5 billion parameters and is trained with your engine. How many bytes are the model states? And
+# if the gradients were kept in fp32 instead of fp16?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-bytes", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
 # 16 x 7.5 billion = 120 GB. With fp32 gradients 2 bytes per parameter come on top: 135 GB.

@@ -28,7 +28,16 @@ MODULES = {
         "messages_wrong_broadcast",
         "messages_wrong_broadcast_more",
     ),
-    "01": ("states_right", "states_wrong", "states_wrong_scaling", "states_wrong_update", "states_wrong_ranks"),
+    "01": (
+        "states_right",
+        "states_right_engines",
+        "states_wrong",
+        "states_wrong_scaling",
+        "states_wrong_overflow",
+        "states_wrong_update",
+        "states_wrong_use",
+        "states_wrong_ranks",
+    ),
     "02": (
         "data_parallel_scatter",
         "data_parallel_gather",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+ENGINE = "01.MixedPrecisionAdam"
+
 
 class Engine:
     """The plain solution: fp32 masters and moments per parameter, the flag by MAX."""

@@ -17,7 +17,8 @@ from .breakdown import breakdown
 from .observe import Trial, check_signature, observe
 from .states_bytes import bytes_cases
 from .states_cases import PARAMETERS, ROWS, basics, life, memory, together
-from .states_judge import Judge, definition
+from .states_close import definition
+from .states_judge import Judge
 from .states_play import MemorySeen, Played, Player
 from .states_script import DEFAULTS, EngineCase
 
@@ -53,8 +54,8 @@ def mixed_precision_adam(solution: Callable) -> str:
     ranks = [_late(solution, 2), _trial(solution, together(3), 3, meter=False)]
     found = _memory(held, 0)
     calls = {len(step.calls) for trial in ranks for played in _played(trial, 0) for step in played.steps[0]}
-    cases = [case for trial in alone for case in trial.cases]
-    steps = sum(len(script.steps) for case in cases for script in case.scripts)  # type: ignore[attr-defined]
+    cases = [case for trial in alone for case in trial.cases if isinstance(case, EngineCase)]
+    steps = sum(len(script.steps) for case in cases for script in case.scripts)
     elements = ROWS * 2 * PARAMETERS
     return _lines(
         [*alone, held, *ranks],

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..errors import CheckFailed
-from ..records import Call, Where
-from ..runtime.places import source
 from ..theory import format_bytes
-from .observe import Trial, line_at, line_of
+from .observe import Trial, line_of
+from .states_close import close, definition, excess, ops, short, shown, unmoved, worst
 from .states_play import Played, StepSeen
 from .states_reference import VARIATIONS, Expected, expected
 from .states_script import EngineCase, Script
 
-MOST_CALLS = 4  # of torch.distributed in one step: a flag, and a little room
+MOST_CALLS = 3  # of torch.distributed in one step: a flag, and a little room
 MOST_BYTES = 1024  # of one of them
-TOLERANCE = 4e-6  # of a weight of size 1: float32 arithmetic of a dozen steps
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class _Moment:
             if len(calls) > MOST_CALLS:
                 wanted = "one all-reduce for all parameters together"
                 raise self.failed(
-                    "calls", rank, f"step makes {len(calls)} {_ops(calls)} calls", wanted, line_of(calls[0])
+                    "calls", rank, f"step makes {len(calls)} {ops(calls)} calls", wanted, line_of(calls[0])
                 )
 
     def gradients(self, rank: int) -> None:
@@ -116,25 +113,23 @@ class _Moment:
         true = self.script.gradients(self.number, rank)
         pairs = zip(self.seen(rank).gradients, self.right[rank][self.number].gradients, strict=False)
         for parameter, (seen, wanted) in enumerate(pairs):
-            if wanted is None or (seen is not None and _close(seen, wanted)):
+            if wanted is None or (seen is not None and close(seen, wanted)):
                 continue
             gradient = true[parameter]
             assert gradient is not None
             if seen is None:
                 said, look = f"parameter {parameter} has no .grad after backward(loss)", ""
             else:
-                place = _worst(seen, wanted)
+                place = worst(seen, wanted)
                 said = (
                     f"parameter {parameter}, element {place}: after backward(loss) .grad is"
-                    f" {_number(seen, place)}, where the loss's gradient is {_number(gradient, place)}"
+                    f" {shown(seen, place)}, where the loss's gradient is {shown(gradient, place)}"
                 )
                 look = self._about_gradient(seen, wanted, gradient, scale, parameter)
             times = self.script.steps[self.number].backwards
             added = f", added up over {times} calls of backward" if times > 1 else ""
-            place = 0 if seen is None else _worst(seen, wanted)
-            raise self.failed(
-                "values", rank, said, f"{_number(wanted, place)}: scale {scale:g} times that{added}", look
-            )
+            place = 0 if seen is None else worst(seen, wanted)
+            raise self.failed("values", rank, said, f"{shown(wanted, place)}: scale {scale:g} times that{added}", look)
 
     def _about_gradient(
         self, seen: torch.Tensor, wanted: torch.Tensor, gradient: torch.Tensor, scale: float, parameter: int
@@ -143,11 +138,11 @@ class _Moment:
         lost = "what underflows in backward stays zero: multiply the loss by the scale, before its backward"
         if not seen.any() and wanted.any():
             return lost
-        if _close(seen, (gradient * times).to(dtype)) and scale != 1:
+        if close(seen, (gradient * times).to(dtype)) and scale != 1:
             return "backward: the loss is to be multiplied by the scale before its backward"
-        if _close(seen, ((gradient.to(dtype) * times) * scale).to(dtype)):
+        if close(seen, ((gradient.to(dtype) * times) * scale).to(dtype)):
             return lost
-        if times > 1 and _close(seen, wanted / times):
+        if times > 1 and close(seen, wanted / times):
             return "backward adds to .grad, as loss.backward() does: who wants it empty calls zero_grad()"
         if self.number:
             return "is the old gradient still there? zero_grad() is called after every step"
@@ -217,7 +212,7 @@ class _Moment:
         alternatives = [expected(self.script, rank, len(self.right), how)[self.number] for how in self.script.accepts]
         for parameter, weight in enumerate(seen.weights):
             if weight.dtype != self.script.dtype(parameter):
-                dtypes = f"{_short(weight.dtype)} now", f"{_short(self.script.dtype(parameter))}, as before"
+                dtypes = f"{short(weight.dtype)} now", f"{short(self.script.dtype(parameter))}, as before"
                 raise self.failed("values", rank, f"parameter {parameter} is {dtypes[0]}", dtypes[1])
         if wanted.overflow:
             self._unchanged(rank, seen.weights)
@@ -235,31 +230,31 @@ class _Moment:
             before = self.seen_at(rank, self.number - 1).weights
         for parameter, (now, then) in enumerate(zip(weights, before or weights, strict=True)):
             if not torch.equal(now, then):
-                place = _worst(now, then)
+                place = worst(now, then)
                 said = f"step() skipped, yet parameter {parameter}, element {place} went from"
-                said += f" {_number(then, place)} to {_number(now, place)}"
+                said += f" {shown(then, place)} to {shown(now, place)}"
                 raise self.failed("values", rank, said, "a skipped step changes no weight, not by one bit")
 
     def _agree(self, weights: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
-        return all(_excess(weight, right) <= 0 for weight, right in zip(weights, wanted, strict=True))
+        return all(excess(weight, right) <= 0 for weight, right in zip(weights, wanted, strict=True))
 
     def _wrong_weights(self, rank: int, weights: list[torch.Tensor], wanted: Expected) -> CheckFailed:
-        excess = [_excess(weight, right) for weight, right in zip(weights, wanted.weights, strict=True)]
-        parameter = next(place for place, one in enumerate(excess) if one > 0)
+        pairs = enumerate(zip(weights, wanted.weights, strict=True))
+        parameter = next(place for place, pair in pairs if excess(*pair) > 0)
         weight, right = weights[parameter], wanted.weights[parameter]
-        place = _worst(weight, right)
+        place = worst(weight, right)
         start = self.script.weights(rank)[parameter]
-        said = f"parameter {parameter}, {_short(weight.dtype)}, element {place}: {_number(start, place)}"
-        if _number(start, place) == _number(weight, place):
+        said = f"parameter {parameter}, {short(weight.dtype)}, element {place}: {shown(start, place)}"
+        if shown(start, place) == shown(weight, place):
             said += " has not moved"
         else:
-            said += f" has become {_number(weight, place)}"
-        return self.failed("values", rank, said, _number(right, place), self._explained(rank, weights, wanted))
+            said += f" has become {shown(weight, place)}"
+        return self.failed("values", rank, said, shown(right, place), self._explained(rank, weights, wanted))
 
     def _explained(self, rank: int, weights: list[torch.Tensor], wanted: Expected) -> str:
         """The words of the variation that gives what was seen, if one does."""
         if any(step.power < -20 for step in self.script.steps) and any(
-            map(_unmoved, weights, self.script.weights(rank))
+            map(unmoved, weights, self.script.weights(rank))
         ):
             return "the gradient became zero when it was unscaled in 16 bits: convert it to float32, then divide"
         for how, words in VARIATIONS.items():
@@ -278,46 +273,3 @@ class _Moment:
         if not self.number:
             return float(self.script.option("scale"))
         return self.right[0][self.number - 1].scale
-
-
-def definition(where: Where | None) -> str:
-    """ "cell In[5], line 3: def step(self):", without the decorators above it."""
-    while where is not None and source(where.filename, where.line).startswith("@"):
-        where = Where(where.filename, where.line + 1, where.function)
-    return line_at(where)
-
-
-def _excess(weight: torch.Tensor, right: torch.Tensor) -> float:
-    """By how much the worst element is off beyond what rounding explains; 0 or less is right, NaN is infinite."""
-    room = TOLERANCE * (1 + right.abs())
-    if weight.dtype != torch.float32:
-        spacing = torch.finfo(weight.dtype).eps * 2.0 ** right.abs().clamp_min(2.0**-14).log2().floor()
-        room = room + 0.5 * spacing
-    off = (weight.double() - right).abs() - room
-    return math.inf if off.isnan().any() else float(off.max()) if off.numel() else 0.0
-
-
-def _unmoved(weight: torch.Tensor, start: torch.Tensor) -> bool:
-    """Whether some element is where it was at the start."""
-    return bool((weight.double() == start).any())
-
-
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.allclose(one.double(), other.double(), rtol=2e-3, atol=0, equal_nan=True)
-
-
-def _worst(one: torch.Tensor, other: torch.Tensor) -> int:
-    off = (one.double() - other.double()).abs().nan_to_num(math.inf, math.inf)
-    return int(off.view(-1).argmax())
-
-
-def _number(tensor: torch.Tensor, place: int) -> str:
-    return f"{float(tensor.reshape(-1)[place]):.6g}"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _ops(calls: Sequence[Call]) -> str:
-    return " and ".join(sorted({call.op for call in calls})[:3])
