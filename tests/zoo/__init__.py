@@ -23,10 +23,13 @@ from dataclasses import dataclass
 MODULES = {
     "00": (
         "messages_right",
+        "messages_right_broadcast",
         "messages_wrong_token",
         "messages_wrong_token_more",
+        "messages_wrong_token_memory",
         "messages_wrong_broadcast",
         "messages_wrong_broadcast_more",
+        "messages_wrong_broadcast_memory",
     ),
     "01": (
         "states_right",

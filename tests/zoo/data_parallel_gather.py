@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import torch
 
 from shardlab import move, on
@@ -137,6 +140,18 @@ def gathered_as_floats(pieces, device):
     """Everything becomes float32."""
     moved = [move(piece, device) for piece in pieces]
     return torch.cat([one if one.dtype.is_floating_point else one.float() for one in moved])
+
+
+@wrong("02.gather", reason="crash", says="SystemExit: sys.exit")
+def leaves(pieces, device):
+    """Ends the program."""
+    sys.exit(1)
+
+
+@wrong("02.gather", reason="crash", says="exit code 3")
+def leaves_at_once(pieces, device):
+    """Ends the process without a word."""
+    os._exit(3)
 
 
 @wrong("02.gather", reason="not written", says="not written yet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
@@ -29,16 +30,20 @@ class FlatGradients(Plain):
                 mine.grad = piece.clone() if mine.grad is None else mine.grad.add_(piece)
 
 
-@right("02.DataParallel")
-class StackedGradients(Plain):
-    """All devices' gradients of a parameter stacked on device 0, then a weighted sum; replica 0 is a copy as well."""
+class AllCopies(Plain):
+    """Replica 0 is a copy too, with the module's own buffers, so that device 0's are kept."""
 
     def replicas(self, count):
         first = copy.deepcopy(self.module)
         for name, buffer in self.module.named_buffers():
             owner = first.get_submodule(name.rpartition(".")[0])
-            owner._buffers[name.rpartition(".")[2]] = buffer  # shared, so that device 0's are kept
+            owner._buffers[name.rpartition(".")[2]] = buffer
         return [first, *super().replicas(count)[1:]]
+
+
+@right("02.DataParallel")
+class StackedGradients(AllCopies):
+    """All devices' gradients of a parameter stacked on device 0, then a weighted sum."""
 
     def weight(self, mine, rows, count):
         self.rows = rows
@@ -72,6 +77,42 @@ class ReplicatesInThreads(Plain):
 
 
 @right("02.DataParallel")
+class KeptPool(Plain):
+    """One pool of threads for the whole life of the object."""
+
+    def __init__(self, module, devices):
+        super().__init__(module, devices)
+        self.pool = ThreadPoolExecutor(len(devices))
+
+    def parallel(self, work, count):
+        return [future.result() for future in [self.pool.submit(work, i) for i in range(count)]]
+
+
+@right("02.DataParallel")
+class AsGradientsAppear(Plain):
+    """Hooks on the replicas' parameters: a gradient travels as soon as it is there."""
+
+    def replicas(self, count):
+        replicas, self.arrived = super().replicas(count), []
+        for replica in replicas[1:]:
+            for mine, theirs in zip(self.module.parameters(), replica.parameters(), strict=True):
+                if theirs.requires_grad:
+                    theirs.register_post_accumulate_grad_hook(self.hook(mine))
+        return replicas
+
+    def hook(self, mine):
+        def arrived(theirs):
+            self.arrived.append((mine, move(theirs.grad, self.devices[0])))
+            theirs.grad = None
+
+        return arrived
+
+    def collect(self, replicas):
+        for mine, gradient in self.arrived:
+            self.add(mine, gradient)
+
+
+@right("02.DataParallel")
 class ToEveryDevice(Plain):
     """Devices without samples get a replica too, and work on nothing."""
 
@@ -96,7 +137,7 @@ class AModule(nn.Module):
 
 
 @right("02.DataParallel")
-class LocksAndOneSum(Plain):
+class LocksAndOneSum(AllCopies):
     """Every thread adds its gradients on device 0 itself, under a lock."""
 
     def forward_backward(self, inputs, targets, loss_function):
@@ -107,9 +148,8 @@ class LocksAndOneSum(Plain):
         def work(i):
             loss = loss_function(replicas[i](xs[i]), ys[i]) * (len(xs[i]) / len(inputs))
             loss.backward()
-            if i:
-                with lock:
-                    self.collect([self.module, replicas[i]])
+            with lock:  # no replica is the module: nobody else writes into its .grad meanwhile
+                self.collect([None, replicas[i]])
             return loss.detach()
 
         return self.total(self.parallel(work, len(xs)))

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 from . import wrong
-from .messages_right import BROADCAST, broadcast, seen_from
-
-_kept = []
+from .messages_right import BROADCAST
+from .messages_right_broadcast import broadcast, seen_from
 
 
 @wrong(BROADCAST, reason="not written", says=r"raise NotImplementedError")
@@ -275,36 +274,3 @@ def b_in_pieces(tensor, root):
     """Four pieces, so that the next one can follow at once: a pipeline, which is another exercise."""
     for piece in tensor.view(-1).tensor_split(4):
         broadcast(piece, root)
-
-
-@wrong(BROADCAST, reason="calls", says=r"receives 2 messages")
-def b_size_first(tensor, root):
-    """Sends the number of elements before the elements."""
-    size = torch.tensor(tensor.numel())
-    broadcast(size, root)
-    broadcast(tensor, root)
-
-
-@wrong(BROADCAST, reason="crash", says=r"(?s)N = 1.*with N = 1 there is nothing to do that takes a message")
-def b_alone_it_sends_to_itself(tensor, root):
-    """The first message goes out whatever N is."""
-    rank, n, me = seen_from(root)
-    if n > 1:
-        broadcast(tensor, root)
-    else:
-        dist.send(tensor, (rank + 1) % n)
-
-
-@wrong(BROADCAST, reason="crash", says=r"ranks are 0 and 1")
-def b_four_ranks(tensor, root):
-    """Written out for four ranks."""
-    rank = dist.get_rank()
-    me = (rank - root) % 4
-    if me == 0:
-        dist.send(tensor, (root + 2) % 4)
-        dist.send(tensor, (root + 1) % 4)
-    elif me == 2:
-        dist.recv(tensor, root)
-        dist.send(tensor, (root + 3) % 4)
-    else:
-        dist.recv(tensor, (root + me - 1) % 4)

@@ -1,4 +1,4 @@
-"""Lab 00: more broadcasts that go astray: what arrives, where it is kept, and when."""
+"""Lab 00: more broadcasts that go astray: what is sent, and by what."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import torch
 import torch.distributed as dist
 
 from . import wrong
-from .messages_right import BROADCAST, broadcast, seen_from
-
-_kept = []
+from .messages_right import BROADCAST
+from .messages_right_broadcast import broadcast, seen_from
 
 
 @wrong(BROADCAST, reason="calls", says=r"the library's broadcast, and by no message")
@@ -44,110 +43,6 @@ def b_library_all_gather(tensor, root):
     every = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(every, tensor)
     tensor.copy_(every[root])
-
-
-@wrong(BROADCAST, reason="order", says=r"drops its handle")
-def b_drops_the_handle(tensor, root):
-    """isend like send."""
-    rank, n, me = seen_from(root)
-    distance = 1
-    while distance < n:
-        if me < distance and me + distance < n:
-            dist.isend(tensor, (rank + distance) % n)
-        elif distance <= me < 2 * distance:
-            dist.recv(tensor, (rank - distance) % n)
-        distance *= 2
-
-
-@wrong(BROADCAST, reason="order", says=r"never waits for a receive")
-def b_irecv_like_recv(tensor, root):
-    """irecv like recv."""
-    rank, n, me = seen_from(root)
-    distance = 1
-    while distance < n:
-        if me < distance and me + distance < n:
-            dist.send(tensor, (rank + distance) % n)
-        elif distance <= me < 2 * distance:
-            dist.irecv(tensor, (rank - distance) % n)
-        distance *= 2
-
-
-@wrong(BROADCAST, reason="order", says=r"(?s)wait\(\) for a send.*before the function returns")
-def b_leaves_while_sending(tensor, root):
-    """Keeps the handles of its sends, and leaves."""
-    rank, n, me = seen_from(root)
-    distance = 1
-    while distance < n:
-        if me < distance and me + distance < n:
-            _kept.append(dist.isend(tensor, (rank + distance) % n))
-        elif distance <= me < 2 * distance:
-            dist.recv(tensor, (rank - distance) % n)
-        distance *= 2
-
-
-@wrong(
-    BROADCAST, reason="order", says=r"(?s)N = [34].*(uses the buffer of a receive before wait|before it has arrived)"
-)
-def b_waits_at_the_end(tensor, root):
-    """Starts everything, receives too, and waits for all of it at the end: what is passed on has not arrived."""
-    rank, n, me = seen_from(root)
-    works = []
-    distance = 1
-    while distance < n:
-        if me < distance and me + distance < n:
-            works.append(dist.isend(tensor, (rank + distance) % n))
-        elif distance <= me < 2 * distance:
-            works.append(dist.irecv(tensor, (rank - distance) % n))
-        distance *= 2
-    for work in works:
-        work.wait()
-
-
-@wrong(BROADCAST, reason="order", says=r"drops its handle")
-def b_waits_for_the_last_send(tensor, root):
-    """One variable for all handles."""
-    rank, n, me = seen_from(root)
-    if me:
-        dist.recv(tensor)
-    distance, sending = 1 << me.bit_length(), None
-    while me + distance < n:
-        sending = dist.isend(tensor, (rank + distance) % n)
-        distance *= 2
-    if sending:
-        sending.wait()
-
-
-@wrong(BROADCAST, reason="values", says=r"(?s)has not changed; a new one was returned.*in place")
-def b_returns_a_new_tensor(tensor, root):
-    """The result is what it returns."""
-    result = tensor.clone()
-    broadcast(result, root)
-    return result
-
-
-@wrong(BROADCAST, reason="values", says=r"rank 1, N = 2, root 0(?s:.*)the tensor has not changed")
-def b_rebinds_the_name(tensor, root):
-    """Receives into a new tensor of the same name."""
-    if dist.get_rank() != root:
-        tensor = torch.empty_like(tensor)
-    broadcast(tensor, root)
-
-
-@wrong(BROADCAST, reason="values", says=r"(?s)what arrived has been added.*a broadcast replaces")
-def b_adds(tensor, root):
-    """+= as in a reduction."""
-    arrived = tensor.clone()
-    broadcast(arrived, root)
-    if dist.get_rank() != root:
-        tensor += arrived
-
-
-@wrong(BROADCAST, reason="values", says=r"N = 2, root 0(?s:.*)a view into a larger tensor|stands for other memory")
-def b_rebinds_data(tensor, root):
-    """tensor.data = what arrived."""
-    arrived = tensor.clone()
-    broadcast(arrived, root)
-    tensor.data = arrived
 
 
 @wrong(BROADCAST, reason="crash|calls|values|order", says=r"int64|float64|which receives")
@@ -190,32 +85,6 @@ def b_row_by_row(tensor, root):
 def b_slices(tensor, root):
     """tensor[:] of a tensor without dimensions."""
     broadcast(tensor[:], root)
-
-
-@wrong(BROADCAST, reason="values", says=r"(?s)nan on all ranks but the root.*is nan, as it was.*what arrives replaces")
-def b_multiplies_by_zero(tensor, root):
-    """Clears by multiplying with 0, and adds what arrives: nan stays."""
-    if tensor.dtype == torch.bool:
-        return broadcast(tensor, root)
-    arrived = tensor.clone()
-    broadcast(arrived, root)
-    if dist.get_rank() != root:
-        tensor *= 0
-        tensor += arrived
-
-
-@wrong(BROADCAST, reason="values", says=r"the root's own tensor has changed")
-def b_clears_first(tensor, root):
-    """Every rank clears its tensor first, the root too."""
-    tensor.zero_()
-    broadcast(tensor, root)
-
-
-@wrong(BROADCAST, reason="values", says=r"has the shape \(6,\) now")
-def b_flattens_for_good(tensor, root):
-    """Makes the tensor flat and leaves it so."""
-    tensor.resize_(tensor.numel())
-    broadcast(tensor, root)
 
 
 @wrong(BROADCAST, reason="values", says=r"N = 3, root 2")
@@ -312,3 +181,36 @@ def b_pairs(tensor, root):
         dist.send(tensor, (rank + 1) % n)
     if me == 1:
         dist.recv(tensor, root)
+
+
+@wrong(BROADCAST, reason="calls", says=r"receives 2 messages")
+def b_size_first(tensor, root):
+    """Sends the number of elements before the elements."""
+    size = torch.tensor(tensor.numel())
+    broadcast(size, root)
+    broadcast(tensor, root)
+
+
+@wrong(BROADCAST, reason="crash", says=r"(?s)N = 1.*with N = 1 there is nothing to do that takes a message")
+def b_alone_it_sends_to_itself(tensor, root):
+    """The first message goes out whatever N is."""
+    rank, n, me = seen_from(root)
+    if n > 1:
+        broadcast(tensor, root)
+    else:
+        dist.send(tensor, (rank + 1) % n)
+
+
+@wrong(BROADCAST, reason="crash", says=r"ranks are 0 and 1")
+def b_four_ranks(tensor, root):
+    """Written out for four ranks."""
+    rank = dist.get_rank()
+    me = (rank - root) % 4
+    if me == 0:
+        dist.send(tensor, (root + 2) % 4)
+        dist.send(tensor, (root + 1) % 4)
+    elif me == 2:
+        dist.recv(tensor, root)
+        dist.send(tensor, (root + 3) % 4)
+    else:
+        dist.recv(tensor, (root + me - 1) % 4)

@@ -1,4 +1,4 @@
-"""Lab 00: more tokens that go astray: what is sent, to whom, and how often."""
+"""Lab 00: more tokens that go astray: what is sent, and how often."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from . import wrong
 from .messages_right import TOKEN, around, pass_the_token
 
 _kept = []
-
-
-@wrong(TOKEN, reason="values", says=r"(?s)`token` has not changed; a new tensor was returned.*in place")
-def t_returns_a_new_tensor(token, mine):
-    """Works on a copy and returns it."""
-    mine_and_token = token.clone()
-    pass_the_token(mine_and_token, mine)
-    return mine_and_token
 
 
 @wrong(TOKEN, reason="hang", says=r"(?s)rank 0 calls barrier, and rank 1 does not.*dist.barrier\(\)")
@@ -102,18 +94,6 @@ def t_adds_its_number(token, mine):
     pass_the_token(token, torch.full_like(mine, dist.get_rank()))
 
 
-@wrong(TOKEN, reason="values", says=r"rank 1, N = 2.*`token` has not changed")
-def t_keeps_it_in_a_buffer(token, mine):
-    """All ranks but 0 work in a buffer and leave the token as it was."""
-    rank, n, to, source = around()
-    if rank == 0:
-        return pass_the_token(token, mine)
-    buffer = torch.empty_like(token)
-    dist.recv(buffer, source)
-    buffer += mine
-    dist.send(buffer, to)
-
-
 @wrong(TOKEN, reason="hang", says=r"N = 3")
 def t_receives_from_the_right(token, mine):
     """Sends to the right and receives from the right: with two ranks that is the same."""
@@ -170,21 +150,6 @@ def t_average(token, mine):
     """Divides by N at the end."""
     pass_the_token(token, mine)
     token /= dist.get_world_size()
-
-
-@wrong(TOKEN, reason="hang", says=r"is_completed\(\) does not turn True", patience=1.5)
-def t_polls(token, mine):
-    """Asks again and again whether the message is through."""
-    rank, n, to, source = around()
-    if rank > 0:
-        receiving = dist.irecv(token, source)
-        while not receiving.is_completed():
-            pass
-    token += mine
-    if n > 1:
-        dist.send(token, to)
-        if rank == 0:
-            dist.recv(token, source)
 
 
 @wrong(TOKEN, reason="values", says=r"nan in `token`.*is nan")
@@ -244,32 +209,6 @@ def t_skips_every_second_rank(token, mine):
         dist.recv(token, 0)
         token += mine
         dist.send(token, 0)
-
-
-@wrong(TOKEN, reason="order", says=r"(?s)before wait\(\) has returned.*irecv\(token.*; used in .*token \+= mine")
-def t_receives_into_the_token_from_the_start(token, mine):
-    """Rank 0 posts its receive first, into the token that it has yet to send."""
-    rank, n, to, source = around()
-    if rank > 0:
-        return pass_the_token(token, mine)
-    receiving = dist.irecv(token, source) if n > 1 else None
-    token += mine
-    if receiving:
-        dist.send(token, to)
-        receiving.wait()
-
-
-@wrong(TOKEN, reason="order", says=r"drops its handle")
-def t_wait_without_parentheses(token, mine):
-    """`.wait` names the method and does not call it."""
-    rank, n, to, source = around()
-    if rank > 0:
-        dist.recv(token, source)
-    token += mine
-    if n > 1:
-        dist.isend(token, to).wait  # noqa: B018
-        if rank == 0:
-            dist.recv(token, source)
 
 
 @wrong(TOKEN, reason="calls", says=r"rank 0, N = 2.*sends 2 messages")
