@@ -114,7 +114,7 @@ def try_cases(exercise: str, solution: Callable, cases: Sequence[Case]) -> tuple
     ended, error = None, None
     with tempfile.TemporaryDirectory(prefix="shardlab-check-") as folder:
         try:
-            arguments = (folder, solution, list(cases))
+            arguments = (folder, solution, list(cases), LONGEST)
             run = launch_devices(run_cases, MOST_DEVICES, arguments, device="cpu", timeout=observe.TIMEOUT)
             ended = run.results[0]
         except LaunchError as caught:
@@ -136,7 +136,7 @@ def try_cases(exercise: str, solution: Callable, cases: Sequence[Case]) -> tuple
     return ended.facts, sum(one.total for one in printed)
 
 
-def run_cases(devices: list[Device], folder: str, solution: Callable, cases: Sequence[Case]) -> Ended:
+def run_cases(devices: list[Device], folder: str, solution: Callable, cases: Sequence[Case], longest: float) -> Ended:
     """What a check launches."""
     world = current_world()
     assert world is not None
@@ -152,7 +152,7 @@ def run_cases(devices: list[Device], folder: str, solution: Callable, cases: Seq
         for number, case in enumerate(cases):
             listener.begin(number)
             file.write(pickle.dumps(Begun(number)))
-            with _ends_in_time(file, number):
+            with _ends_in_time(file, number, longest):
                 try:
                     fault = case.judge(bench)
                 except BaseException as error:
@@ -176,16 +176,17 @@ def _crashed(bench: Bench, number: int, error: BaseException) -> Ended:
 
 
 @contextlib.contextmanager
-def _ends_in_time(file: Any, number: int) -> Iterator[None]:
+def _ends_in_time(file: Any, number: int, longest: float) -> Iterator[None]:
     """Ends the process when a case goes on for too long, after noting in which line it is."""
     main = threading.main_thread().ident
     done = threading.Event()
 
     def watch(own: list[int]) -> None:
-        if not done.wait(LONGEST):
-            frames = [frame for thread, frame in sys._current_frames().items() if thread not in (main, own[0])]
-            where = next((place for place in map(caller, frames) if place is not None), None)
-            file.write(pickle.dumps(Endless(number, f"{LONGEST:g} s", where)))
+        if not done.wait(longest):
+            frames = {thread: frame for thread, frame in sys._current_frames().items() if thread != own[0]}
+            ordered = sorted(frames, key=lambda thread: thread == main)  # what the main thread waits for says more
+            where = next((place for one in ordered if (place := caller(frames[one])) is not None), None)
+            file.write(pickle.dumps(Endless(number, f"{longest:g} s", where)))
             os._exit(1)
 
     own: list[int] = []

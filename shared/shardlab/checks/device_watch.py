@@ -16,7 +16,7 @@ from torch import nn
 
 from ..devices.world import current_world
 
-PATIENCE = 3.0  # seconds that a replica waits for the others; replicas that work at the same time never need them
+PATIENCE = 4.0  # seconds that a replica waits for the others; replicas that work at the same time never need them
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Backwards:
         if place + 1 < len(self.order):
             later = self.order[place + 1]
             if self._finished[later].wait(PATIENCE) and self._threads[later] is not threading.main_thread():
-                self._threads[later].join(0.05)  # it may still have to hand its result over; a pool's thread stays
+                self._threads[later].join(0.2)  # it may still have to hand its result over; a pool's thread stays
         self._finished[device].set()
 
 

@@ -38,7 +38,7 @@ class World:
     @contextmanager
     def on(self) -> Iterator[None]:
         """While this is open every operation of every thread passes by."""
-        finder = StateFinder(self)
+        finder = StateFinder(self, threads=True)
         resize, hook = torch.UntypedStorage.resize_, threading.excepthook
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
@@ -61,7 +61,6 @@ class World:
         try:
             with in_every_thread(lambda: DevicesMode(self)), DevicesMode(self):
                 yield
-                finder.look()
         finally:
             finder.stop()
             _worlds.remove(self)
@@ -97,8 +96,8 @@ class World:
             self._copied(groups)
         elif func is _ATEN._to_copy.default and self.places.device == "cuda":
             self._copied([[result, *group] for group in groups])
-        elif func is _ATEN.detach.default and _accumulating_gradient():
-            self.label("gradients", [result], override=False)
+        elif _accumulating_gradient():  # into a leaf's `.grad`: what comes of it is a gradient
+            self.label("gradients", tensors_in((result,)), override=False)
         return result
 
     def _copied(self, groups: list[list[torch.Tensor]]) -> None:

@@ -26,8 +26,11 @@ class StateFinder:
     """Labels tensors for a `MemoryMeter`. Knows modules, not parameters: a weak reference to a tensor would keep
     `torch.utils.swap_tensors` (used by `module.to` of sharded modules) from working."""
 
-    def __init__(self, memory: Labels) -> None:
-        self.memory = memory
+    def __init__(self, memory: Labels, threads: bool = False) -> None:
+        """threads: modules are at work in several threads. Then nobody's `.grad` is read before an optimizer steps:
+        autograd writes it without the interpreter's lock, and reading it meanwhile can crash. Who gives the labels must
+        see gradients as autograd accumulates them."""
+        self.memory, self.threads = memory, threads
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._adding = threading.Lock()  # a set must not grow while another thread lists it
         self._handles: list[Any] = []
@@ -43,7 +46,8 @@ class StateFinder:
 
         def backward(*args: Any, **kwargs: Any) -> None:
             finder._backward(*args, **kwargs)
-            finder.look()
+            if not finder.threads:
+                finder.look()
 
         self._handles = [
             register_module_parameter_registration_hook(
@@ -85,13 +89,19 @@ class StateFinder:
             self._modules.add(module)
 
     def _parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        parameters = list(parameters)
         self.memory.label("parameters", parameters, override=False)
+        if not self.threads:
+            self._gradients(parameters)
+
+    def _gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         self.memory.label("gradients", gradients, override=False)
 
     def _stepping(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             self._parameters(group["params"])
+            self._gradients(group["params"])
         states = [value for state in optimizer.state.values() for value in state.values()]
         tensors = [value for value in states if isinstance(value, torch.Tensor)]
         self.memory.label("optimizer", tensors, override=False)
