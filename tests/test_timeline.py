@@ -110,7 +110,7 @@ def test_zero_is_a_time_like_any_other():
 
 
 def test_without_communication_nothing_is_exposed():
-    for calls in ([], [call(0, 0, 1.0, (1.0, 1.0))], [call(0, 0, 1.0, (1.0, 2.0), op="barrier")]):
+    for calls in ([], [call(0, 0, 1.0, (1.0, 1.0))], [call(0, 0, 5.0, (5.0, 6.0), op="barrier")]):
         rank = one_rank([("forward", "a", 0.0, 4.0)], calls)
         assert rank.hidden_share == 1 and rank.exposed == 0
 

@@ -145,6 +145,18 @@ def test_a_module_called_twice_has_two_spans_each_way():
     ]
 
 
+def test_a_backward_after_the_watch_is_not_seen():
+    def train():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        with watch_layers(model):
+            loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+
+    record = run(train)
+    assert spans_of(record) == [("forward", "0"), ("forward", "1")]
+    assert record.gradients == [[]]
+
+
 def test_in_place_operations_and_layers_that_do_nothing_are_left_alone():
     """torch's own full backward hooks fail at the first of them."""
 
@@ -280,7 +292,7 @@ def test_what_goes_on_meanwhile_is_hidden(how):
     timeline = timeline_of(run(train_with, 2, args=(how,), link=LINK), step=1)
     assert timeline.clock == "link"
     # The rank that is last has three more layers (20 ms each) to hide three reductions of 4 ms under.
-    assert timeline.slowest.hidden_share > 0.5
+    assert timeline.slowest.hidden_share > 0.25  # what blocks has 0
     for rank in timeline.ranks:
         assert rank.overlapping == len(rank.communication) - 1
         assert [item.bucket for item in rank.communication] == [0, 1, 2, 3]

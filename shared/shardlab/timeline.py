@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .buckets import REDUCTIONS, bucket_numbers
+from .buckets import bucket_numbers
 from .errors import UsageError
 from .intervals import Interval, difference, intersection, length, union
 from .records import Call, Run, Span
@@ -290,15 +290,3 @@ def _when(item: Communication) -> Interval:
 
 def _moved(intervals: Iterable[Interval], zero: float) -> tuple[Interval, ...]:
     return tuple((start - zero, end - zero) for start, end in intervals)
-
-
-__all__ = [
-    "REDUCTIONS",
-    "Communication",
-    "Compute",
-    "RankTimeline",
-    "Timeline",
-    "span",
-    "timeline_of",
-    "watch_layers",
-]
