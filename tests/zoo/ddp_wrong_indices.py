@@ -157,7 +157,7 @@ def si_returns_nothing(length, rank, world_size, epoch, seed=0):
     order(length, epoch, seed)[rank::world_size].tolist()
 
 
-@wrong(SI, reason="values", says=r"(?s)it returned <generator.*a list")
+@wrong(SI, reason="values", says=r"(?s)it returned a generator, which has no length.*a list")
 def si_generator(length, rank, world_size, epoch, seed=0):
     """A generator: it can be gone through once, and has no length."""
     return (int(index) for index in order(length, epoch, seed)[rank::world_size])

@@ -63,7 +63,8 @@ class Table:
                     lists.append([_index(one) for one in answer])
                 except TypeError:
                     shown = repr(answer)
-                    fault = fault or (shown if len(shown) < 60 else f"a {type(answer).__name__} of other things")
+                    of_things = " of other things" if hasattr(answer, "__len__") else ", which has no length"
+                    fault = fault or (shown if len(shown) < 60 else f"a {type(answer).__name__}{of_things}")
                     lists.append([])
             return lists
 
