@@ -548,7 +548,7 @@ growth = predict("bytes that device 0 sends with N = 8, divided by the same with
 
 # %%
 NUMBERS = (2, 3, 4, 6, 8)
-of_numbers = {N: launch_devices(train, N, args=(1,), device=DEVICE) for N in NUMBERS}
+of_numbers = {N: launch_devices(train, N, args=(1,), device="cpu") for N in NUMBERS}
 growth.compare(of_numbers[8].traffic[0].sent / of_numbers[2].traffic[0].sent)
 
 # %%
@@ -863,10 +863,10 @@ def timed(work, amount):
 
 
 WORK = [
-    (counting, 1_500_000),
-    (small_operations, 30_000),
-    (training, 10),
-    (large_operations, 20),
+    (counting, 1_000_000),
+    (small_operations, 12_000),
+    (training, 4),
+    (large_operations, 10),
 ]
 seconds = {work.__name__: timed(work, amount) for work, amount in WORK}
 slower.compare(seconds["counting"][1] / seconds["counting"][0])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shardlab.devices import LogicalDevice, device_of, launch_devices, move, on
+from shardlab.meters import mark
 from shardlab.records import Run
 
 MIXED = "Expected all tensors to be on the same device, but found at least two devices, "
@@ -256,3 +257,45 @@ def test_a_run_of_devices_says_so():
     assert record.results == ["[device 0, device 1]"]
     assert repr(record).startswith("Run of 2 devices (cpu, threads)") and "busiest device" in repr(record)
     assert (record.world_size, len(record.calls), len(record.memory), len(record.marks)) == (2, 2, 2, 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; two show transfers as well")
+def test_gpus_are_counted_as_logical_devices_are():
+    def work(devices):
+        last = devices[-1]
+        layer = nn.Linear(4, 4, bias=False).to(devices[0])
+        weight = move(layer.weight, last, "parameters")
+        with on(last):
+            inputs = torch.ones(2, 4)
+        (inputs @ weight).sum().backward()
+        plain = layer.weight.detach().to(last)
+        plain.copy_(layer.weight.detach())
+        mark("end")
+        return device_of(inputs).index, device_of(layer.weight.grad).index, layer.weight.grad.tolist()
+
+    count = min(2, torch.cuda.device_count())
+    runs = [launch_devices(work, count, device=device) for device in ("cuda", "cpu")]
+    assert runs[0].results == runs[1].results
+    for gpu, logical in zip(*(each.traffic for each in runs), strict=True):
+        assert (gpu.sent, gpu.received) == (logical.sent, logical.received)
+    for run_of in runs:
+        (end,) = [event.time for event in run_of.events if event.kind == "mark"]
+        assert (run_of.memory[0].at(end).parameters, run_of.memory[0].at(end).gradients) == (64, 64)
+
+
+def test_logical_devices_pass_what_is_asked_of_gpus():
+    """The same function as above, where there is no GPU: both transfers are the ones that move counts."""
+
+    def work(devices):
+        layer = nn.Linear(4, 4, bias=False).to(devices[0])
+        weight = move(layer.weight, devices[1], "parameters")
+        with on(devices[1]):
+            inputs = torch.ones(2, 4)
+        (inputs @ weight).sum().backward()
+        plain = layer.weight.detach().to(devices[1])
+        plain.copy_(layer.weight.detach())
+        return layer.weight.grad.tolist()
+
+    record = run(work, 2)
+    assert record.results[0] == [[2.0] * 4] * 4
+    assert [(one.sent, one.received) for one in record.traffic] == [(3 * 64, 64), (64, 3 * 64)]
