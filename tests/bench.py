@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+from bench_ddp import ddp_against_torchs
 from shardlab.errors import UsageError
 from shardlab.runtime import launch
 
@@ -218,6 +219,7 @@ PROMISES = [
             ("ring of 16 MB, against gloo's all_reduce", ring_against_library, "<=", 1.1),
             ("ring of 16 MB, meter on against off", meter_on_against_off, "<", 1.1),
             ("ring of 16 MB, meter off against nothing", meter_off_against_nothing, "<", 1.1),
+            ("DDP of lab 05, 10M GPT, against torch's", ddp_against_torchs, "<=", 1.05),
         ]
         for n in (2, 4)
     ],

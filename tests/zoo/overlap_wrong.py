@@ -283,7 +283,7 @@ class ClosesByDefinition(Engine):
             super().arrived(parameter)
 
 
-@wrong(DDP, reason="hang", says=r"call \d+ is|waits in")
+@wrong(DDP, reason="hang|calls", says=r"leaves out a layer: call \d+|branches.*: call \d+")
 class UnusedOnesAreLeftOut(Engine):
     """A bucket of which this rank has no gradient does not leave: ranks that have some wait for ever."""
 

@@ -22,7 +22,7 @@ class SyncsEveryMicroStep(Engine):
         yield
 
 
-@wrong(DDP, reason="values", says=r"averaged in all micro-steps but the last")
+@wrong(DDP, reason="values", says=r"no_sync\(\), the third outside[\s\S]*which micro-steps")
 class SyncsTheFirstMicroStep(Engine):
     """Inverted: reduces inside no_sync(), and not outside after it."""
 
@@ -154,7 +154,7 @@ class KeepsEveryBucket(Engine):
 _shared: list = []
 
 
-@wrong(DDP, reason="values|crash|hang|calls", says=r"two engines in one process")
+@wrong(DDP, reason="values|crash|hang|calls", says=r"N = 2")
 class SharedState(Engine):
     """The buckets are a global of the process: a second engine takes them over."""
 

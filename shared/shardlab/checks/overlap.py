@@ -15,9 +15,9 @@ from typing import Any
 from ..errors import CheckFailed
 from . import exercise
 from .breakdown import breakdown
-from .ddp_calls import disagreement
 from .haste import ended_well
 from .observe import Trial, check_signature, observe
+from .overlap_calls import apart
 from .overlap_cases import ORDER, PLAIN, cases_at
 from .overlap_judge import Judge, overlapping_reductions, sent
 from .overlap_models import build
@@ -92,9 +92,9 @@ def _trial(solution: Callable, n: int) -> Trial:
         if seen is None:
             break
         Judge(trial, index, seen).all()
-    apart = disagreement(trial)
-    if apart is not None:
-        raise apart
+    unlike = apart(trial)
+    if unlike is not None:
+        raise unlike
     ended_well(trial)
     return trial
 

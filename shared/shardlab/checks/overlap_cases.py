@@ -48,6 +48,7 @@ class OverlapCase:
     plugged: bool = False
     twins: bool = False
     growth: bool = False
+    watched: bool = False  # whether it is looked for tensors that are used too early, which takes its time
 
     @property
     def name(self) -> str:
@@ -68,14 +69,14 @@ def cases_at(n: int) -> list[OverlapCase]:
     """The cases at world size n, the simplest first. What does not depend on the number of ranks is tried at N = 2."""
     branching = _branching(("left", "right"), BOTH, ("right", "left"))
     first = [
-        OverlapCase(PLAIN),
+        OverlapCase(PLAIN, watched=True),
         OverlapCase("two micro-steps in no_sync(), the third outside", steps=(Step((LOCAL, LOCAL, Micro())), Step())),
         OverlapCase("ranks that take different branches", "branches", branching, bucket_bytes=200),
     ]
     if n > 3:
         return first
     more = [
-        OverlapCase(ORDER, plugged=True),
+        OverlapCase(ORDER, plugged=True, watched=True),
         OverlapCase("gradients set to zero instead of None", steps=(Step(), Step(clear="zeros"))),
         OverlapCase("buffers: batch norm, and one that gradients depend on", "buffers", steps=(Step(),) * 3),
     ]
@@ -107,7 +108,12 @@ def _models() -> list[OverlapCase]:
         OverlapCase("0-d, empty and transposed parameters", "shapes", bucket_bytes=100),
         OverlapCase("checkpoints, not re-entrant", "checkpoint", bucket_bytes=160),
         OverlapCase("re-entrant checkpoints", "re-entrant", bucket_bytes=160),
-        OverlapCase("a layer in two re-entrant checkpoints: its hooks are called twice", "shared", bucket_bytes=160),
+        OverlapCase(
+            "a layer in two re-entrant checkpoints: its hooks are called twice",
+            "shared",
+            steps=(Step(), Step(clear="zeros")),
+            bucket_bytes=160,
+        ),
     ]
 
 
@@ -152,5 +158,5 @@ def _accumulation() -> list[OverlapCase]:
 def _lives() -> list[OverlapCase]:
     return [
         OverlapCase("two engines in one process", steps=(Step(), Step()), twins=True),
-        OverlapCase(f"{MANY} steps", "branches", steps=(Step(),) * MANY, growth=True),
+        OverlapCase(f"{MANY} steps", "branches", steps=(Step(),) * MANY, growth=True, watched=True),
     ]

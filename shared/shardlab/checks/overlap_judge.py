@@ -13,6 +13,7 @@ from .overlap_cases import ORDER, PLAIN, OverlapCase
 from .overlap_models import build
 from .overlap_play import WARM, Happened, Played
 
+TWICE = "a hook that is called again after its bucket has left: what was reduced is not the gradient any more"
 LEAST = 2  # reductions that must overlap with backward
 
 
@@ -54,9 +55,11 @@ class Judge:
             hasty = self._hasty()
             if hasty is not None:
                 raise hasty
+            # What is wrong from the start explains what follows, on whichever rank it shows.
+            wrong.sort(key=lambda rank: not self.played[rank].from_the_start)
             finding = self.played[wrong[0]].finding
             assert finding is not None
-            look = finding.look
+            look = TWICE if self.case.kind == "shared" else finding.look
             if not any(one.calls for one in self.seen) and self.trial.world_size > 1:
                 look = "no rank sent anything"
             raise self._failed("values", finding.seen, finding.expected, look, wrong[0])

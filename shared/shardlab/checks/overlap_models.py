@@ -139,12 +139,12 @@ class Buffers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(WIDTH, WIDTH)
-        self.norm = nn.BatchNorm1d(WIDTH)
         self.drift = Drift()
+        self.norm = nn.BatchNorm1d(WIDTH)
         self.last = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor, choice: str = "") -> torch.Tensor:
-        return self.last(self.drift(self.norm(self.first(x))))
+        return self.last(self.norm(self.drift(self.first(x))))
 
 
 class Checkpointed(nn.Module):

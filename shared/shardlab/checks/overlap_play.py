@@ -21,10 +21,10 @@ from .notes import Finding, Judged
 from .overlap_cases import Micro, OverlapCase, Step
 from .overlap_mirror import Expected, Mirror, clear, descend, micro_loss
 from .overlap_models import build
-from .overlap_values import judge_gradients, judge_start
+from .overlap_values import START, judge_gradients, judge_start
 from .trial import digest_of
 
-PAUSE = 0.01  # seconds after each gradient, in which a thread that does the reductions gets its turn
+PAUSE = 0.005  # seconds after each gradient, in which a thread that does the reductions gets its turn
 WARM = 10  # steps after which live bytes must not grow
 
 
@@ -61,6 +61,11 @@ class Played(Judged):
     reductions: list[Reduction] = field(default_factory=list)
     live: tuple[int, int] = (0, 0)
 
+    @property
+    def from_the_start(self) -> bool:
+        """Whether the ranks were unlike before the first step."""
+        return self.finding is not None and self.finding.seen.startswith(START)
+
 
 class Lacks(Exception):
     """The engine has not what its contract says. The words are for the learner."""
@@ -77,6 +82,11 @@ class Player:
     engine: Callable[..., Any]
 
     def __call__(self, case: OverlapCase, rank: int, world_size: int) -> Played:
+        watched = contextlib.nullcontext() if case.watched else _disable_current_modes()
+        with watched:
+            return self._play(case, rank, world_size)
+
+    def _play(self, case: OverlapCase, rank: int, world_size: int) -> Played:
         try:
             lives = [_Life(self.engine, case, rank, world_size, twin) for twin in range(2 if case.twins else 1)]
             live = [0, 0]

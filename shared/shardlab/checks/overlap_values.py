@@ -11,6 +11,8 @@ from .ddp_words import Guess, averaging_guesses, broadcasting_guesses, close, nu
 from .notes import Finding
 from .overlap_mirror import Expected
 
+START = "after construction"
+
 
 def judge_start(
     model: nn.Module, own: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor], rank: int
@@ -24,7 +26,7 @@ def judge_start(
         held = guess.words if guess else numbers(tensor)
         kind = "parameter" if name in dict(model.named_parameters()) else "buffer"
         look = "rank 0's parameters and buffers are broadcast when the engine is made"
-        return Finding(f"after construction the {kind} '{name}' is {held}", f"rank 0's: {numbers(right[name])}", look)
+        return Finding(f"{START} the {kind} '{name}' is {held}", f"rank 0's: {numbers(right[name])}", look)
     return None
 
 
@@ -75,6 +77,8 @@ def _judge(
     if guess is not None:
         return Finding(f"'{name}'.grad is {guess.words}", expected, guess.look)
     look = "which elements of which bucket end up here, and when were they filled?"
+    if micros > 1:
+        look = "which micro-steps are reduced, and what stands in p.grad then?"
     return Finding(f"'{name}'.grad is {numbers(seen)}", expected, unused or look)
 
 
@@ -82,7 +86,11 @@ def _guesses(right: Expected, rank: int, before: torch.Tensor | None, micros: in
     n = len(right.local)
     zeros = torch.zeros_like(right.parameters[0])
     local = [zeros if one is None else one for one in right.local]
+    mean = torch.stack(local).sum(0) / n
     guesses = averaging_guesses(right.local, rank, right.parameters)
+    guesses += [
+        Guess(local[rank] + mean, "the mean added to this rank's own gradient", "the mean replaces p.grad: copy_"),
+    ]
     if micros > 1:
         last = torch.stack([zeros if one is None else one for one in right.last])
         look = "reduce what has been accumulated in p.grad, not what this backward adds"
@@ -90,13 +98,18 @@ def _guesses(right: Expected, rank: int, before: torch.Tensor | None, micros: in
             Guess(last.sum(0) / n, "the mean of the last micro-step alone", look),
             Guess(last[rank], "this rank's own gradient of the last micro-step alone", look),
             Guess(local[rank] - last[rank] + last.sum(0) / n, "averaged in the last micro-step only", look),
-            Guess(torch.stack(local).sum(0) / n - last.sum(0) / n, "the mean without the last micro-step", look),
+            Guess(mean - last.sum(0) / n, "the mean without the last micro-step", look),
+            Guess(
+                mean - last.sum(0) / n + last[rank],
+                "averaged in all micro-steps but the last",
+                "gradients are reduced outside no_sync(), and not inside",
+            ),
         ]
     if before is not None:
         look = "what a bucket keeps from step to step must be reset: counters, handles, its contents"
         guesses += [
             Guess(before, "the mean of the step before", look),
             Guess(before / n, "the mean of the step before, divided by N", look),
-            Guess(before + torch.stack(local).sum(0) / n, "this step's mean added to that of the step before", look),
+            Guess(before + mean, "this step's mean added to that of the step before", look),
         ]
     return guesses
