@@ -78,6 +78,8 @@ def test_every_layer_of_the_gpt_forward_and_backward():
         layer = next((name for name in LAYERS if item.parameter.startswith(f"{name}.")), None)
         if layer is None:
             assert item.parameter == "positions"
+            # It belongs to no layer: the first block's backward has ended, the embedding's has not begun.
+            assert backward["blocks.0"].ended < item.ready < backward["embedding"].began
         else:
             assert backward[layer].began <= item.ready <= backward[layer].ended, item.parameter
 
