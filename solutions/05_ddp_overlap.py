@@ -40,6 +40,7 @@ DEVICE = "auto"  # "auto": one GPU per rank if there are enough, else the CPU
 SEED = 0
 LATENCY = 0.0005  # seconds that a message costs on the link of this lab, however small it is
 BANDWIDTH = 20e6  # bytes per second that the link carries
+BLOCK = 0.02  # seconds that a block's backward takes at least; its forward takes half of that
 BUCKET_BYTES = 200_000  # of the DDP in most measurements
 
 # %% tags=["export"]
@@ -53,6 +54,7 @@ import torch.distributed as dist
 from shardlab import reuse
 
 # %%
+import time
 from statistics import median
 
 from shardlab import check, device, launch, predict, show, table, theory
@@ -90,6 +92,7 @@ CALL = 2 * (WORLD_SIZE - 1) * LATENCY  # seconds of a call without data
 BYTES = theory.collective_time("all_reduce", NBYTES, WORLD_SIZE, 0.0, 1 / BANDWIDTH)
 print(f"each call:     {theory.format_seconds(CALL)}")
 print(f"all the bytes: {theory.format_seconds(BYTES)}, in however many calls")
+print(f"backward:      {theory.format_seconds(DEEP.layers * BLOCK)} at least")
 
 # %% [markdown]
 # ## 2. Where we come from: first compute, then send
@@ -113,10 +116,11 @@ class Replica(torch.nn.Module):
     def __init__(self, module):
         super().__init__()
         self.module = module
-        self.synchronise = True  # False inside no_sync(), see section 7
+        self.synchronise = True  # False inside no_sync(), see section 8
         broadcast_parameters(module)
         # The last layer's gradients are ready first: this is about the order in which they come.
-        self.trained = [each for each in reversed(list(module.parameters())) if each.requires_grad]
+        backwards = reversed(list(module.parameters()))
+        self.trained = [parameter for parameter in backwards if parameter.requires_grad]
 
     def forward(self, *inputs):
         if self.module.training and self.synchronise:
@@ -137,9 +141,33 @@ class AfterBackward(Replica):
 # %% [markdown]
 # To measure an engine, every rank trains for a few steps, and `watch_layers` notes when each layer's forward and
 # backward begin and end. `timeline_of` makes one time axis of it.
+#
+# One thing more is made on purpose. Ranks that share a few cores take turns in computing, and what overlaps with what
+# would be the scheduler's choice. So each block of the GPT also pauses for a fixed time, forward and backward, as if it
+# were at work on a device of its own. The values stay the same.
 
 
 # %%
+class Pause(torch.autograd.Function):
+    """Passes a tensor on, and its gradient back, and takes its time for both."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        time.sleep(BLOCK / 2)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(BLOCK)
+        return gradient
+
+
+def paced(model):
+    for block in model.blocks:
+        block.register_forward_hook(lambda _block, _inputs, output: Pause.apply(output))
+    return model
+
+
 def part_of(step, where):
     """This rank's passages of a step's batch: every N-th one."""
     inputs, targets = batch(step, PASSAGES, LENGTH, SEED)
@@ -150,7 +178,7 @@ def part_of(step, where):
 def train(make_engine, steps):
     """Runs on every rank. Returns the gradients of the last step, on the CPU."""
     torch.manual_seed(SEED + dist.get_rank())
-    model = GPT(DEEP).to(device())
+    model = paced(GPT(DEEP).to(device()))
     engine = make_engine(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch_layers(model):
@@ -170,11 +198,6 @@ def run_on_link(make_engine):
 
 
 timelines, rows = {}, []
-
-
-def reductions(run):
-    """All-reduces of gradients in one step: those of more elements than a handful of flags."""
-    return [c for c in run.calls[0] if c.op == "all_reduce" and c.numel > 2 * P]
 
 
 def measure(name, make_engine):
@@ -400,9 +423,10 @@ for wait_for in ([0, 1], [1], []):
 
 # %% nbgrader={"grade": false, "grade_id": "plan_buckets", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 def plan_buckets(parameters, bucket_bytes):
-    """Lists of indices into `parameters`: buckets of one dtype and at most `bucket_bytes` bytes (Li et al. 2020, 3.2.3).
+    """Buckets of one dtype and at most `bucket_bytes` bytes, as lists of indices (Li et al. 2020, 3.2.2).
 
-    parameters: tensors in the order in which their gradients are expected. A larger one has a bucket to itself.
+    parameters: tensors, in the order in which their gradients are expected. One that is larger has
+    a bucket to itself.
     """
     ### BEGIN SOLUTION
     buckets, filling, held = [], {}, {}  # by dtype: the open bucket, the bytes in it
@@ -449,9 +473,10 @@ table(
 # the mean (dividing *before* the sum keeps float16 from overflowing, see lab 03). A parameter without a gradient counts
 # as zeros.
 
+
 # %% tags=["export"]
 class Bucket:
-    """A few parameters of one dtype, and one flat tensor with a place for each gradient: as many bytes again."""
+    """A few parameters of one dtype, and a flat tensor for their gradients: as many bytes again."""
 
     def __init__(self, parameters):
         self.parameters = parameters
@@ -622,16 +647,17 @@ except LaunchError as report:
 
 # %% nbgrader={"grade": false, "grade_id": "DistributedDataParallel", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 class DistributedDataParallel(Replica):
-    """Reduces gradients in buckets while backward computes the next ones (Li et al. 2020, sections 3.2 and 4.2).
+    """Reduces gradients in buckets while backward computes the next (Li et al. 2020, 3.2 and 4.2).
 
-    Sends 2(N-1)/N n bytes a step, in a call per bucket and one for flags. Holds the gradients a second time.
+    Sends 2(N-1)/N n bytes a step, in a call per bucket and one for flags. Holds the gradients a
+    second time.
     """
 
     def __init__(self, module, bucket_bytes=25 * 2**20, all_reduce=None):
-        """all_reduce(flat) starts the sum of a flat tensor over all ranks, in place; its result has wait()."""
+        """all_reduce(flat) starts the sum over all ranks, in place, and returns what has wait()."""
         super().__init__(module)
         self.all_reduce = all_reduce or partial(dist.all_reduce, async_op=True)
-        self.reducing = False  # hooks stay there for ever, but only act during this engine's backward
+        self.reducing = False  # hooks are always there, but act only in this engine's backward
         plan = plan_buckets(self.trained, bucket_bytes)
         self.buckets = [Bucket([self.trained[index] for index in indices]) for indices in plan]
         for bucket in self.buckets:
@@ -657,7 +683,7 @@ class DistributedDataParallel(Replica):
         bucket.handle = self.all_reduce(bucket.flat)
 
     def arrived(self, bucket, place, parameter):
-        """A hook: the gradient of this parameter, `bucket.parameters[place]`, has been added to its `.grad`."""
+        """A hook: the gradient of `bucket.parameters[place]` has been added to its `.grad`."""
         ### BEGIN SOLUTION
         if not self.reducing:
             return
@@ -691,13 +717,15 @@ class DistributedDataParallel(Replica):
                 if not present[parameter]:
                     continue
                 if parameter.grad is None:
-                    parameter.grad = mean.clone()  # a view would let later gradients into the bucket
+                    parameter.grad = (
+                        mean.clone()
+                    )  # the next gradient must not land in the bucket
                 else:
                     parameter.grad.copy_(mean)
         ### END SOLUTION
 
     def agree(self):
-        """Which parameters have a gradient on any rank (a dict), and which buckets are stale on any (a list)."""
+        """What is true on any rank: has a gradient (dict by parameter), is stale (list, by bucket)."""
         mine = [each.grad is not None for each in self.trained]
         mine += [bucket.stale for bucket in self.buckets]
         if not mine:
@@ -730,8 +758,8 @@ check("05.DistributedDataParallel", DistributedDataParallel)
 
 # %%
 BUCKETS = len(plan_buckets(in_order, BUCKET_BYTES))
-print(f"{BUCKETS} buckets of at most {BUCKET_BYTES:,} bytes; {theory.format_seconds(CALL)} a call,")
-print(f"{theory.format_seconds(BYTES)} for all bytes")
+print(f"{BUCKETS} buckets of at most {BUCKET_BYTES:,} bytes")
+print(f"{theory.format_seconds(CALL)} a call, {theory.format_seconds(BYTES)} for all bytes")
 busy_in_buckets = predict("the link is busy, in buckets (ms)", buckets=BUCKETS)
 
 # %%
@@ -753,6 +781,7 @@ table(rows)
 # of the first layers, which are ready when backward ends. There is nothing to hide it behind, except the optimizer.
 #
 # The number of calls and the bytes do not depend on time, so they can be predicted to the last one:
+
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -842,6 +871,7 @@ best_size.compare(min(swept, key=lambda row: row["step (ms)"])["bucket_bytes"])
 # add up gradients in `.grad`, then one optimizer step. Averaging is linear: the mean of the sums is the sum of the means.
 # So it is enough to reduce once, in the last micro-step. All the others go inside `no_sync()`.
 
+
 # %%
 def accumulate(micro_steps, with_no_sync):
     """One optimizer step in micro-steps. Returns the gradients."""
@@ -879,7 +909,8 @@ factor.compare(reduced(every) / reduced(once))
 pairs = zip(every.results[0], once.results[0], strict=True)
 print("all_reduce bytes, every micro-step:", f"{reduced(every):,.0f}")
 print("all_reduce bytes, last one only:   ", f"{reduced(once):,.0f}")
-print("largest difference of a gradient:  ", f"{max((a - b).abs().max() for a, b in pairs):.1e}")
+largest = max((a - b).abs().max().item() for a, b in pairs)
+print(f"largest difference of a gradient:   {largest:.1e}")
 
 # %% [markdown]
 # Equal but for rounding. What must not be forgotten: a parameter that only an *earlier* micro-step used gets no hook in
@@ -892,6 +923,7 @@ print("largest difference of a gradient:  ", f"{max((a - b).abs().max() for a, b
 # `wait()`. Your `ring_all_reduce` of lab 04 does not return before it is done. To run it in the background it needs a
 # thread of its own. **One** thread: it takes the buckets in the order in which they were launched, so that all ranks'
 # rings work on the same bucket at the same time.
+
 
 # %% tags=["export"]
 class InBackground:
@@ -938,6 +970,7 @@ print(f"largest difference of a gradient: {difference(own, library):.1e}")
 # %% [markdown]
 # The library's bytes are booked by formula, those of your ring are measured message by message. With chunks that N does
 # not divide, ranks differ by a few elements, so the mean over the ranks is compared.
+
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1016,10 +1049,10 @@ table(
 )
 
 # %% [markdown]
-# The same bytes, the same gradients but for rounding. In its first step torch's DDP plans buckets as you do, in the
-# reverse order of definition; it notes the order in which gradients really arrive, and plans again from it for the
-# second step. That is why its number of reductions can change. And it closes a bucket when it has *reached* its size,
-# you before it would exceed it: the counts may differ by one or two.
+# The same bytes, the same gradients but for rounding. But look at torch's first step: a single reduction, whatever
+# `bucket_cap_mb` says. torch notes in that step in which order the gradients really arrive, and plans its buckets
+# afterwards, in that order. (It closes a bucket when its size has been *reached*, you before it would be exceeded: the
+# counts may differ by one or two.)
 #
 # Your DDP sends one call more, with the flags. torch's does so only if you ask it, with `find_unused_parameters=True`;
 # without that, a parameter that gets no gradient is an error in the next step.
@@ -1075,8 +1108,9 @@ record(
 #
 # ## 12. What production systems do differently
 #
-# - **torch's reducer** (Li et al. 2020, section 4.2) makes the **first bucket smaller** (1 MiB), so that communication
-#   starts sooner, and **rebuilds** the buckets after the first step in the order in which gradients arrived.
+# - **torch's reducer** (Li et al. 2020, section 4.2) makes the **first bucket smaller** by default (1 MiB of 25), so that
+#   communication starts sooner, and **rebuilds** the buckets after the first step in the order in which gradients
+#   arrived.
 # - `find_unused_parameters=True` walks through the graph before every backward, and marks what cannot get a gradient as
 #   ready at once. Your DDP learns it only at the end, so an unused parameter holds its bucket back, and all behind it.
 #   `static_graph=True` promises that every step is alike, so that one look is enough; then hooks may also be called
@@ -1130,12 +1164,13 @@ record(
 # ## Sources
 #
 # - S. Li et al.: *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020, arXiv 2006.15704:
-#   section 3.2 (per-parameter calls, buckets, overlap, parameters without gradients, accumulation), figure 3 (why ranks
-#   must agree on an order), section 4.2 (the reducer), figures 7 and 8 (time against bucket size).
+#   sections 3.2.1 (a call per parameter), 3.2.2 (buckets), 3.2.3 (overlap, parameters without gradients) and 3.2.4
+#   (accumulation), figure 3 (why ranks must agree on an order), section 4.2 (the reducer), figures 7 and 8 (time
+#   against bucket size).
 # - PyTorch documentation: `torch.nn.parallel.DistributedDataParallel` (bucket_cap_mb, find_unused_parameters,
 #   static_graph, gradient_as_bucket_view, no_sync), and the design note *Distributed Data Parallel*.
 # - PyTorch documentation: `torch.Tensor.register_post_accumulate_grad_hook`, `torch.utils.checkpoint` (use_reentrant).
 # - R. Thakur, R. Rabenseifner, W. Gropp: *Optimization of collective communication operations in MPICH*, IJHPCA 19(1),
 #   2005: the alpha-beta model.
 # - A. Sergeev, M. Del Balso: *Horovod: fast and easy distributed deep learning in TensorFlow*, 2018, arXiv 1802.05799:
-#   section 4, tensor fusion, the same idea as buckets.
+#   section 6: tensor fusion, the same idea as buckets.
