@@ -194,6 +194,25 @@ check("01.model_state_bytes", model_state_bytes)
 
 
 # %%
+KINDS = {  # what torch.optim.AdamW calls them, and what you will call them
+    "exp_avg": "first moment",
+    "exp_avg_sq": "second moment",
+    "master": "master weights",
+    "first_moment": "first moment",
+    "second_moment": "second moment",
+}
+
+
+def by_kind(optimizer):
+    """Bytes of the optimizer's large tensors by kind, as far as their names are known."""
+    kinds = {}
+    for state in optimizer.state.values():
+        for name, kind in KINDS.items():
+            if name in state:
+                kinds[kind] = kinds.get(kind, 0) + state[name].untyped_storage().nbytes()
+    return kinds
+
+
 def one_step_in_fp32():
     """Model states at four moments of a step; at the third also as the meter sees them."""
     model = new_model(where=device())
@@ -207,10 +226,10 @@ def one_step_in_fp32():
     metered = memory_so_far().at_end
     optimizer.zero_grad()
     moments["after zero_grad"] = model_state_bytes(model, optimizer)
-    return moments, metered
+    return moments, metered, by_kind(optimizer)
 
 
-moments, metered = launch(one_step_in_fp32, 1, device=DEVICE).results[0]
+moments, metered, fp32_kinds = launch(one_step_in_fp32, 1, device=DEVICE).results[0]
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -764,14 +783,8 @@ check("01.MixedPrecisionAdam", MixedPrecisionAdam)
 # The GPT in fp16, one step with your engine, in a process of its own. `label` tells the memory meter what your tensors
 # are for: it knows PyTorch's optimizers, but not yours.
 
+
 # %%
-KINDS = {
-    "master": "master weights",
-    "first_moment": "first moment",
-    "second_moment": "second moment",
-}
-
-
 def one_step_with_the_engine(dtype):
     """Bytes after one step: counted, the optimizer's by kind, and by the meter."""
     model = new_model(dtype, device())
@@ -782,19 +795,11 @@ def one_step_with_the_engine(dtype):
     engine.backward(loss_function(model(inputs), targets))
     engine.step()
     counted = model_state_bytes(model, engine)
-    names = {name for each in engine.state.values() for name in each}
-    kinds = {
-        KINDS[name]: sum(
-            each[name].untyped_storage().nbytes() for each in engine.state.values()
-        )
-        for name in KINDS
-        if name in names
-    }
-    return counted, kinds, memory_so_far().at_end
+    return counted, memory_so_far().at_end, by_kind(engine)
 
 
 run = launch(one_step_with_the_engine, 1, args=(torch.float16,), device=DEVICE)
-counted, kinds, metered = run.results[0]
+counted, metered, kinds = run.results[0]
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -826,13 +831,14 @@ engine_bytes.compare(counted["optimizer"] / PSI)
 
 # %% tags=["picture"]
 FP32 = theory.FP32_ADAM
+fp32 = moments["after the first step"]
 bars = {
-    "float32, AdamW": {
-        "weights": moments["after the first step"]["weights"],
-        "gradients": moments["after the first step"]["gradients"],
-        "optimizer": moments["after the first step"]["optimizer"],
+    "fp32, AdamW": {
+        "weights": fp32["weights"],
+        "gradients": fp32["gradients"],
+        **fp32_kinds,
     },
-    "float16, your engine": {
+    "fp16, your engine": {
         "weights": counted["weights"],
         "gradients": counted["gradients"],
         **(kinds or {"optimizer": counted["optimizer"]}),
@@ -842,8 +848,8 @@ as_svg(
     state_bars(
         bars,
         predicted={
-            "float32, AdamW": FP32.total * PSI,
-            "float16, your engine": MIXED.total * PSI,
+            "fp32, AdamW": FP32.total * PSI,
+            "fp16, your engine": MIXED.total * PSI,
         },
         title=f"model states of {PSI:,} parameters",
     ),
@@ -1131,7 +1137,7 @@ plain_error.compare(100 * rows[2]["plain mean, error"])
 #
 # ### One more trap: the sum of fp16 gradients
 #
-# A mean is a sum divided by N. With fp16 gradients, which come first?
+# A mean is a sum divided by N. With fp16 gradients, what comes first?
 
 # %%
 # NBVAL_CHECK_OUTPUT

@@ -51,7 +51,7 @@ def _panel(axes: Any, name: str, shares: Mapping[int, float], place: int) -> Non
         (NORMAL, OVERFLOW, "#FFFFFF", "fp16's normal range"),
         (OVERFLOW, HIGHEST + 1, "#F5C6CF", "inf"),
     )
-    highest = max(shares.values())
+    highest = max(shares.values(), default=1.0)
     for low, high, fill, words in bands:
         axes.axvspan(low, high, color=fill, zorder=0)
         axes.text((low + high) / 2, highest * 1.12, words, ha="center", va="center", fontsize=7, color=INK)
