@@ -10,7 +10,7 @@ from . import wrong
 from .data_parallel_plain import Plain
 
 
-@wrong("02.DataParallel", reason="device", says="the output lives on device 1")
+@wrong("02.DataParallel", reason="device", says="the output lives on device [12]")
 class OutputsOnTheLast(Plain):
     """Gathers on the last device."""
 
