@@ -378,8 +378,8 @@ for wait_for in ([0, 1], [1], []):
 #
 # *Difficulty: easy to medium. Importance: high, ZeRO plans its buckets in the same way. Give it 15 minutes.*
 #
-# **Contract.** `plan_buckets(parameters, bucket_bytes)` gets a list of parameters, in the order in which their gradients
-# are expected. It returns a list of buckets. A bucket is a list of **indices** into `parameters`.
+# **Contract.** `plan_buckets(parameters, bucket_bytes)` gets a list of parameters, in the order in which their
+# gradients are expected. It returns a list of buckets. A bucket is a list of **indices** into `parameters`.
 #
 # - Every index is in exactly one bucket. All parameters of a bucket have one dtype.
 # - Buckets of a dtype are filled front to back, in the order of the list. A bucket holds at most `bucket_bytes` bytes
@@ -580,7 +580,7 @@ except LaunchError as report:
 #
 # *Difficulty: hard, but in small pieces. Importance: very high. Give it 40 minutes.*
 #
-# **Contract.** Fill in four methods.
+# **Contract.** Fill in three methods.
 #
 # - `arrived(bucket, place)` is called by a hook when the gradient of `bucket.parameters[place]` has been added to its
 #   `.grad`. Outside of this engine's `backward`, or inside `no_sync()`, `self.reducing` is False: then do nothing. If
@@ -599,8 +599,8 @@ except LaunchError as report:
 #
 # <details><summary>Hint 1: arrived</summary>
 #
-# Four lines after the two early returns: fill, take the place out of `bucket.missing`, and a loop: as long as there is a
-# first bucket in `self.waiting` and nothing is missing in it, take it out and launch it. Why a loop, and not an `if`?
+# Four lines after the two early returns: fill, take the place out of `bucket.missing`, and a loop: as long as there is
+# a first bucket in `self.waiting` and nothing is missing in it, take it out and launch it. Why a loop, and not an `if`?
 # </details>
 #
 # <details><summary>Hint 2: finish</summary>
@@ -717,9 +717,8 @@ class DistributedDataParallel(Replica):
                 if not present[parameter]:
                     continue
                 if parameter.grad is None:
-                    parameter.grad = (
-                        mean.clone()
-                    )  # the next gradient must not land in the bucket
+                    # Not the view itself: the next gradient would be added right into the bucket.
+                    parameter.grad = mean.clone()
                 else:
                     parameter.grad.copy_(mean)
         ### END SOLUTION
@@ -749,6 +748,15 @@ class DistributedDataParallel(Replica):
 
 # %% nbgrader={"grade": true, "grade_id": "check-DistributedDataParallel", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false}
 check("05.DistributedDataParallel", DistributedDataParallel)
+
+# %% [markdown]
+# The model from above on your DDP, in both cases: nobody waits for ever, and all ranks end with the same means.
+
+# %%
+show_branches(DistributedDataParallel, ["left"], ["right"])
+
+# %%
+show_branches(DistributedDataParallel, ["left", "right"], ["right"])
 
 # %% [markdown]
 # ## 7. The time line of your own DDP
@@ -827,7 +835,6 @@ for size in SWEEP:
     run = run_on_link(partial(DistributedDataParallel, bucket_bytes=size))
     steps = [timeline_of(run, step=step) for step in range(1, STEPS)]
     count = len(plan_buckets(in_order, size))
-    largest = max(sum(in_order[i].nbytes for i in b) for b in plan_buckets(in_order, size))
     swept.append(
         {
             "bucket_bytes": size,
@@ -838,38 +845,36 @@ for size in SWEEP:
             "hidden": f"{median(one.hidden_share for one in steps):.0%}",
             "exposed (ms)": 1e3 * median(one.exposed for one in steps),
             "step (ms)": 1e3 * min(one.seconds for one in steps),
-            "largest": largest,
         }
     )
-table([{key: value for key, value in row.items() if key != "largest"} for row in swept])
+table(swept)
 
 # %%
 charts.steps_against(
-    [row["largest"] for row in swept],
+    [row["buckets"] for row in swept],
     {
         "step": [row["step (ms)"] for row in swept],
         "link busy": [row["link busy (ms)"] for row in swept],
         "of that exposed": [row["exposed (ms)"] for row in swept],
     },
-    xlabel="bytes of the largest bucket",
+    xlabel="buckets in a step",
     ylabel="milliseconds",
-    log=True,
 )
 
 # %%
 best_size.compare(min(swept, key=lambda row: row["step (ms)"])["bucket_bytes"])
 
 # %% [markdown]
-# On the left the link drowns in calls: it is busy longer than backward lasts, and whatever does not fit is exposed. On
-# the right a single bucket waits for the last gradient, and everything is exposed. In between lies a flat valley. Its
-# place depends on the link and on the model: torch's default of 25 MiB is meant for large models and fast networks. For
-# this GPT it would be one bucket, and hide nothing.
+# On the right of the picture the link drowns in calls: it is busy longer than backward lasts, and whatever does not fit
+# behind it is exposed. On the very left a single bucket waits for the last gradient, and everything is exposed. In
+# between lies a flat valley. Its place depends on the link and on the model: torch's default of 25 MiB is meant for
+# large models and fast networks. For this GPT it would be one bucket, and hide nothing.
 #
 # ## 8. Accumulation: do not send what you do not need
 #
 # Often a batch is too large for the memory, and is computed in k **micro-steps**: k times forward and backward, which
-# add up gradients in `.grad`, then one optimizer step. Averaging is linear: the mean of the sums is the sum of the means.
-# So it is enough to reduce once, in the last micro-step. All the others go inside `no_sync()`.
+# add up gradients in `.grad`, then one optimizer step. Averaging is linear: the mean of the sums is the sum of the
+# means. So it is enough to reduce once, in the last micro-step. All the others go inside `no_sync()`.
 
 
 # %%
@@ -1108,8 +1113,8 @@ record(
 #
 # ## 12. What production systems do differently
 #
-# - **torch's reducer** (Li et al. 2020, section 4.2) makes the **first bucket smaller** by default (1 MiB of 25), so that
-#   communication starts sooner, and **rebuilds** the buckets after the first step in the order in which gradients
+# - **torch's reducer** (Li et al. 2020, section 4.2) makes the **first bucket smaller** by default (1 MiB of 25), so
+#   that communication starts sooner, and **rebuilds** the buckets after the first step in the order in which gradients
 #   arrived.
 # - `find_unused_parameters=True` walks through the graph before every backward, and marks what cannot get a gradient as
 #   ready at once. Your DDP learns it only at the end, so an unused parameter holds its bucket back, and all behind it.
@@ -1142,8 +1147,8 @@ record(
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-time", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
 # Each bucket needs 8 ms, less than the 10 ms until the next one. The last is ready at 100 ms and done at 108 ms; 72 of
-# 80 ms are hidden, 90 %. With 200 ms each bucket needs 20 ms. The link starts at 10 ms and is busy without a break until
-# 210 ms; 90 of 200 ms are hidden, 45 %. Then only a faster link or fewer bytes help.
+# 80 ms are hidden, 90 %. With 200 ms each bucket needs 20 ms. The link starts at 10 ms and is busy without a break
+# until 210 ms; 90 of 200 ms are hidden, 45 %. Then only a faster link or fewer bytes help.
 
 # %% [markdown]
 # **Q3.** Somebody puts the flags of `agree` into the first bucket, to save a call. Why does that not work? Where could
@@ -1163,10 +1168,10 @@ record(
 # %% [markdown]
 # ## Sources
 #
-# - S. Li et al.: *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020, arXiv 2006.15704:
-#   sections 3.2.1 (a call per parameter), 3.2.2 (buckets), 3.2.3 (overlap, parameters without gradients) and 3.2.4
-#   (accumulation), figure 3 (why ranks must agree on an order), section 4.2 (the reducer), figures 7 and 8 (time
-#   against bucket size).
+# - S. Li et al.: *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020, arXiv
+#   2006.15704: sections 3.2.1 (a call per parameter), 3.2.2 (buckets), 3.2.3 (overlap, parameters without gradients)
+#   and 3.2.4 (accumulation), figure 3 (why ranks must agree on an order), section 4.2 (the reducer), figures 7 and 8
+#   (time against bucket size).
 # - PyTorch documentation: `torch.nn.parallel.DistributedDataParallel` (bucket_cap_mb, find_unused_parameters,
 #   static_graph, gradient_as_bucket_view, no_sync), and the design note *Distributed Data Parallel*.
 # - PyTorch documentation: `torch.Tensor.register_post_accumulate_grad_hook`, `torch.utils.checkpoint` (use_reentrant).
