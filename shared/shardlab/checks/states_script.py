@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -87,12 +88,12 @@ class Script:
         return [
             torch.full(shape, self.weight, dtype=torch.float64)
             if self.weight is not None
-            else self._drawn(shape, 64, 128, ("weight", parameter, rank))
+            else _drawn(shape, 64, 128, ("weight", parameter, rank))
             for parameter, shape in enumerate(self.shapes)
         ]
 
     def gradients(self, number: int, rank: int) -> list[torch.Tensor | None]:
-        """The true gradients of one step, float64, before any scaling: multiples of 1/8 between 1/8 and 2, and -2."""
+        """The true gradients of one step, float64, before any scaling: multiples of 1/8, up to 2 in size."""
         step = self.steps[number]
         data = number if step.data is None else step.data
         drawn: list[torch.Tensor | None] = []
@@ -103,18 +104,21 @@ class Script:
             if self.gradient is not None:
                 one = torch.full(shape, self.gradient, dtype=torch.float64)
             else:
-                one = self._drawn(shape, 8, 16, ("gradient", data, parameter, rank)) * 2.0**step.power
+                one = _drawn(shape, 8, 16, ("gradient", data, parameter, rank)) * 2.0**step.power
             for bad in step.bad:
                 if bad.parameter == parameter and (bad.ranks is None or rank in bad.ranks):
                     one.view(-1)[bad.element] = bad.value
             drawn.append(one)
         return drawn
 
-    def _drawn(self, shape: tuple[int, ...], parts: int, most: int, key: tuple) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
-        size = torch.randint(1, most + 1, shape, generator=generator)
-        sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
-        return (size * sign).double() / parts
+
+@cache
+def _drawn(shape: tuple[int, ...], parts: int, most: int, key: tuple) -> torch.Tensor:
+    """Multiples of 1/parts, none of them 0, up to most/parts in size. The same tensor each time: not to be changed."""
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+    size = torch.randint(1, most + 1, shape, generator=generator)
+    sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    return (size * sign).double() / parts
 
 
 @dataclass(frozen=True)
