@@ -137,7 +137,8 @@ def life() -> list[EngineCase]:
 def memory() -> list[EngineCase]:
     """For one rank: what is held."""
     shapes = ((ROWS, 2),) * PARAMETERS
-    script = Script((GOOD, PLACES[0], GOOD, GOOD), ("float16",), {"scale": 64.0}, shapes, gradient=0.25)
+    # Numbers that are given, not drawn: what is drawn stays in memory.
+    script = Script((GOOD, PLACES[0], GOOD, GOOD), ("float16",), {"scale": 64.0}, shapes, weight=1.0, gradient=0.25)
     return [one("memory", script, memory=True)]
 
 
