@@ -67,7 +67,7 @@ class NeverWaits(Engine):
         pass
 
 
-@wrong(DDP, reason="order", says=r"nobody waits for 1 of \d+")
+@wrong(DDP, reason="order", says=r"nobody waits for \d+ of \d+")
 class ForgetsTheFirst(Engine):
     """Waits for all but the bucket that left first: surely it is done by now."""
 
