@@ -25,11 +25,13 @@ help:
 	@echo "make bench                    measure what the course promises"
 	@echo "make doctor                   tell what this machine can do"
 
+# JupyterLab shows no SVG among the outputs of a notebook that it has not been told to trust.
 lab: $(VENV)/.student
 	@name=$$($(PY) -m shardlab list --names | { if [ -n "$(LAB)" ]; then grep -- "$(LAB)"; else cat; fi; } | head -n 1); \
 	if [ -z "$$name" ]; then echo "no lab matches '$(LAB)'; there are:" >&2; $(PY) -m shardlab list >&2; exit 2; fi; \
 	if [ ! -f "labs/$$name.ipynb" ]; then echo "labs/$$name.ipynb is not there yet; run: make build" >&2; exit 2; fi; \
 	if [ "$$(id -u)" = 0 ]; then root=--allow-root; fi; \
+	$(PY) -m jupyter trust solutions/*.ipynb >/dev/null 2>&1 || true; \
 	exec $(PY) -m jupyterlab $$root $(LAB_ARGS) "labs/$$name.ipynb"
 
 run: $(VENV)/.student
