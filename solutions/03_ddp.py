@@ -39,7 +39,7 @@
 WORLD_SIZE = 4  # number of ranks (processes), at least 2
 DEVICE = "auto"  # "auto": one GPU per rank if there are enough, else the CPU
 SEED = 0
-STEPS = 120  # of the training run in section 6
+STEPS = 300  # of the training run in section 6
 
 # %% tags=["export"]
 import torch
@@ -266,9 +266,10 @@ def average_gradients(module):
 check("03.average_gradients", average_gradients)
 
 # %% [markdown]
-# **Predict.** How many `all_reduce` calls does one step of the GPT take? Its parameters are one matrix or vector each:
-# an embedding, positions, two blocks of attention and a two-layer network (each layer with a bias, two norms with
-# weight and bias), a last norm, and the head.
+# **Predict.** How many `all_reduce` calls does one step of the GPT take? Its parameters are one matrix or vector each.
+# There are the embedding and the positions, one matrix each. Each of the two blocks has two norms and four linear
+# layers, all with a weight and a bias: one layer makes queries, keys and values together, one follows the attention,
+# and two are the network. At the end come a norm like the others, and the head, which has no bias.
 
 # %%
 calls = predict("all_reduce calls in one step of the GPT")
@@ -369,15 +370,9 @@ print("the second head's gradient, summed up, by rank:", [round(one, 3) for one 
 # %% [markdown]
 # ## 4. Fewer calls: one flat buffer
 #
-# The bytes are as few as they can be. The calls are not. **Predict:** how much time does it save to copy all gradients
-# into one vector, reduce that with a single call, and copy the result back?
-
-# %%
-faster = predict(
-    "time of averaging per parameter divided by time of averaging flat", N=WORLD_SIZE
-)
-
-# %% [markdown]
+# No way sends fewer bytes; lab 04 proves it. But the same bytes can go with fewer calls: copy all gradients into one
+# vector, reduce that with a single call, and copy the result back. How much time does that save?
+#
 # A model for the time of one all-reduce of b bytes, as simple as possible: a fixed time $a$ for the call, and a time
 # $\beta$ for every byte,
 #
@@ -422,6 +417,7 @@ charts.alpha_beta_fit(
     a,
     beta,
     title="time of one all-reduce",
+    fixed="a",
 )
 
 # %% [markdown]
@@ -429,7 +425,17 @@ charts.alpha_beta_fit(
 #
 # $$t_\text{per parameter} = P\,a + \beta\,n, \qquad t_\text{flat} = a + \beta\,n .$$
 #
-# The bytes cost the same; the flat way saves (P-1) times the fixed time. You have all the numbers for a prediction.
+# The bytes cost the same; the flat way saves (P-1) times the fixed time.
+#
+# **Predict.** How many times as long does the way per parameter take? You have all the numbers: $a$ and $\beta$ from
+# above, P is the number of calls you counted in section 3, and n = 4$\psi$ bytes stand in the table there.
+
+# %%
+faster = predict(
+    "time of averaging per parameter divided by time of averaging flat", N=WORLD_SIZE
+)
+
+# %% [markdown]
 # Now write the flat way.
 #
 # ### Exercise 03.average_gradients_flat
@@ -448,7 +454,9 @@ charts.alpha_beta_fit(
 # <details><summary>Hint 2: the way there</summary>
 #
 # Collect the parameters by dtype in a dictionary. For each dtype: `torch.cat([p.grad.reshape(-1) for p in group])`,
-# divide, reduce.
+# divide, reduce. All ranks must go through the dtypes in one order. A dictionary keeps the order in which its keys came.
+# A set promises none, and on separately started processes it can differ. Neither the check nor a run here would show
+# it, because the ranks of one `launch` are copies of one process.
 # </details>
 #
 # <details><summary>Hint 3: and back</summary>
@@ -572,7 +580,8 @@ print(f"an average parameter of this GPT: {theory.format_bytes(4 * PSI / len(PAR
 #
 # - In every epoch, the lists of all ranks together hold every index 0 to length-1 exactly once.
 # - Their lengths differ by one at most; with fewer items than ranks some are empty.
-# - Another epoch, or another seed, gives another order.
+# - Another epoch, or another seed, gives another order: one that is drawn over all items, before they are dealt. So the
+#   items that share a rank change too, and a list that is only rolled on is not enough.
 # - It depends on its arguments alone: no messages, not the process, not the time. It neither uses nor changes global
 #   random state.
 #
@@ -611,8 +620,8 @@ check("03.shard_indices", shard_indices)
 
 
 # %%
-def torchs_indices(length, rank, world_size, epoch):
-    sampler = DistributedSampler(range(length), world_size, rank, shuffle=True, seed=SEED)
+def torchs_indices(length, rank, world_size, epoch, seed):
+    sampler = DistributedSampler(range(length), world_size, rank, shuffle=True, seed=seed)
     sampler.set_epoch(epoch)
     return list(sampler)
 
@@ -620,7 +629,7 @@ def torchs_indices(length, rank, world_size, epoch):
 rows = []
 for epoch in range(3):
     for name, sampler in (("yours", shard_indices), ("torch's", torchs_indices)):
-        shards = [sampler(13, rank, WORLD_SIZE, epoch) for rank in range(WORLD_SIZE)]
+        shards = [sampler(13, rank, WORLD_SIZE, epoch, SEED) for rank in range(WORLD_SIZE)]
         dealt = sorted(index for shard in shards for index in shard)
         rows.append(
             {
@@ -650,7 +659,7 @@ table(rows)
 # %%
 def pairs_that_meet(epoch, items=48, per_rank=2):
     """All pairs of items that are in one batch, of `per_rank` items from each rank."""
-    shards = [shard_indices(items, rank, WORLD_SIZE, epoch) for rank in range(WORLD_SIZE)]
+    shards = [shard_indices(items, rank, WORLD_SIZE, epoch, SEED) for rank in range(WORLD_SIZE)]
     pairs = set()
     for start in range(0, items // WORLD_SIZE, per_rank):
         together = [index for shard in shards for index in shard[start : start + per_rank]]
@@ -698,7 +707,8 @@ def train(model, items, steps, per_rank, lr=3e-3, seed=0, average=average_gradie
 
 
 # %% [markdown]
-# The data are 960 passages of the course's text, 24 of them per step, whatever N is: rank r sees 24/N.
+# The data are 960 passages of the course's text. With 2, 3 or 4 ranks a step takes 24 of them, 24/N on each rank. (A
+# number that does not divide 24 is rounded down: 5 ranks would take 4 each, 20 a step.)
 
 # %%
 ITEMS = batch(0, 960, LENGTH, SEED)
@@ -708,7 +718,8 @@ def train_gpt(steps):
     torch.manual_seed(SEED + dist.get_rank())  # ranks start differently, on purpose
     model = GPT(SMALL).to(device())
     items = [tensor.to(device()) for tensor in ITEMS]
-    losses, fingerprints = train(model, items, steps, PASSAGES // dist.get_world_size())
+    per_rank = PASSAGES // dist.get_world_size()
+    losses, fingerprints = train(model, items, steps, per_rank, seed=SEED)
     written = model.write(encode("Alice ").to(device()), 240, seed=SEED)
     return losses, fingerprints, decode(written)
 
@@ -741,7 +752,8 @@ curves({"mean over the ranks": mean, "rank 0's part alone": alone}, ylabel="loss
 # there is one more ingredient, easy to overlook: the gradient must be the same *to the last bit*. In one of the runs
 # every rank gathers all gradients and adds them up itself, beginning with its own. Mathematically that is the same sum.
 #
-# **Predict:** which of these runs drift further and further apart, which stay where they are, and which remain at zero?
+# **Write down, before you run it:** which of these runs drift further and further apart, which stay as far apart as they
+# began, and which remain at zero?
 #
 # - complete
 # - no broadcast at the start
@@ -779,7 +791,7 @@ def average_in_own_order(module):
 
 
 def drift(left_out, steps=16):
-    """The largest difference between replicas before the first step and after each."""
+    """The largest difference between replicas before the first step and after each; the final state."""
     torch.manual_seed(SEED + dist.get_rank())
     model = GPTWithCode().to(device())
     code = model.code.clone()
@@ -802,7 +814,7 @@ def drift(left_out, steps=16):
             model.norm.bias.grad.copy_(own)
         optimizer.step()
         differences.append(largest_difference(model))
-    return differences
+    return differences, {name: tensor.cpu() for name, tensor in model.state_dict().items()}
 
 
 LEFT_OUT = {
@@ -813,10 +825,11 @@ LEFT_OUT = {
     "each rank sums in its own order": "order",
     "complete": "",
 }
-drifts = {
-    name: launch(drift, WORLD_SIZE, args=(what,), device=DEVICE, meter=False).results[0]
+drift_runs = {
+    name: launch(drift, WORLD_SIZE, args=(what,), device=DEVICE, meter=False).results
     for name, what in LEFT_OUT.items()
 }
+drifts = {name: of_ranks[0][0] for name, of_ranks in drift_runs.items()}
 
 # %% tags=["picture"]
 as_svg(
@@ -831,32 +844,58 @@ as_svg(
 )
 
 # %% [markdown]
-# Read the picture line by line.
+# The same runs in numbers. The last two columns look at the final states bit by bit: which tensors of the model are
+# not equal on all ranks?
+
+# %%
+rows = []
+for name, of_ranks in drift_runs.items():
+    differences, first = of_ranks[0]
+    unequal = [
+        key
+        for key in first
+        if any(not torch.equal(first[key], state[key]) for _, state in of_ranks)
+    ]
+    rows.append(
+        {
+            "left out": name,
+            "at the start": differences[0],
+            "after 1 step": differences[1],
+            "after 16 steps": differences[-1],
+            "tensors that differ": f"{len(unequal)} of {len(first)}",
+            "which": ", ".join(unequal) if len(unequal) == 1 else "-",
+        }
+    )
+table(rows, title="largest difference between replicas, and what differs in the end")
+
+# %% [markdown]
+# Read the picture and the table line by line.
 #
 # - **Complete:** zero. Not small: zero.
 # - **No averaging:** each rank trains a model of its own, and they part with the first step.
 # - **No broadcast:** the replicas start apart and stay as far apart as they began. All of them take the same steps, but
 #   from different places. The gradient they share is the mean over N different models, and belongs to none of them.
-# - **The buffer:** its difference never changes, for it is not trained. The parameters agree to the last bit, but no two
-#   ranks compute the same function with them.
-# - **One parameter** is enough, a vector of 64 numbers: all the others stay equal to the bit, and still the models part.
-# - **Own order:** the last digit of a float32 at first. But nothing ever pulls the replicas together again, and a
-#   difference in the weights makes a difference in the next gradients: it grows, slowly, in every run. (With N = 2 it
-#   stays at zero: a + b = b + a.) This is why ranks compare hashes, and not numbers "up to rounding".
+# - **The buffer:** its difference never changes, for it is not trained. All parameters agree to the last bit, as the table
+#   shows, but no two ranks compute the same function with them.
+# - **One parameter** is enough, a vector of 64 numbers: all other tensors stay equal to the bit, and still the models
+#   part.
+# - **Own order:** the last digit of a float32. From step to step the difference may grow or shrink. But nothing pulls
+#   the replicas together again, and unequal weights make unequal gradients in the next step. (With N = 2 it stays at
+#   zero: a + b = b + a.) This is why we compare fingerprints, and not numbers "up to rounding".
 #
 # What about the sampler's epoch? It is not in the picture, because it causes no drift: the replicas agree on training
 # with the same batches again and again. An instrument shows what it measures, and nothing else.
 #
 # ## 8. When the parts are not equal
 #
-# 50 items on N ranks, up to 6 per rank and step: near the end of the epoch some ranks have fewer items than others, or
-# none. First, what happens if a rank simply leaves when it has nothing left?
+# Take 6N + 1 items on N ranks, up to 6 per rank and step. After the first step one item is left over: rank 0 has it, the
+# others have none. First, what happens if a rank simply leaves when it has nothing left?
 
 
 # %%
-def leaves_early(items=50, per_rank=6):
+def leaves_early(items, per_rank=6):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    mine = shard_indices(items, rank, world_size, epoch=0)
+    mine = shard_indices(items, rank, world_size, epoch=0, seed=SEED)
     model = nn.Linear(1, 1).to(device())
     for start in range(0, len(mine), per_rank):
         now = torch.tensor(mine[start : start + per_rank], device=device()).float()
@@ -865,15 +904,16 @@ def leaves_early(items=50, per_rank=6):
 
 
 try:
-    # As many items as it takes for one item to be left over, on rank 0.
     launch(leaves_early, WORLD_SIZE, args=(6 * WORLD_SIZE + 1,), device="cpu")
 except LaunchError as report:
     print(report)
 
 # %% [markdown]
-# Rank 0 has one batch more, and waits for ranks that have finished. In a plain run it would wait for ever. So everybody
-# must take part in every step of the epoch, with an empty batch if need be. How many steps there are is known without
-# asking: the longest part has ceil(length / N) items.
+# Rank 0 has one batch more, and waits for ranks that have finished. In a plain run nobody would tell you at once. If the
+# others go on to something else, rank 0's call meets their next one, whatever that is for. If they make none, it waits
+# for the backend's timeout, by default 30 minutes with gloo and 10 with NCCL (lab 00). So everybody must take part in
+# every step of the epoch, with an empty batch if need be. How many steps there are is known without asking: the longest
+# part has ceil(length / N) items.
 #
 # Second, the mean. Say that in the last step the ranks have $b_0, b_1, \dots$ items, together $b$. A plain mean of
 # means gives every rank the weight 1/N, and an item on a rank with few items counts for more than one on a full rank.
@@ -950,9 +990,8 @@ def final_weights(model):
 
 def five_steps(way, parts, steps=5):
     """way: "ours", "torch's", "parts" or "whole". Returns the weights, their fingerprint, this rank's losses."""
-    torch.set_num_threads(
-        1
-    )  # several threads would share out a sum, and add it up in another order
+    # Several threads would share out a sum, and add it up in another order.
+    torch.set_num_threads(1)
     torch.manual_seed(SEED)
     model = GPT(SMALL).to(device())
     if way == "ours":
@@ -1032,12 +1071,13 @@ table([row for ranks in sorted({2, WORLD_SIZE}) for row in compare(ranks)])
 #
 # ## 10. An error that hides: the factor
 #
-# Forget to divide by N, and the gradient is N times too large. Divide twice, and it is N times too small. **Predict:**
-# 20 steps with SGD and with AdamW, gradient times N, times 1, times 1/N. In which of the six runs do you see it in the
-# loss?
+# Forget to divide by N, and the gradient is N times too large. Divide twice, and it is N times too small. We take 20
+# steps with SGD and with AdamW, each with the gradient times 1, times N and times 1/N. Four of these six runs have a
+# wrong factor. **Predict:** in how many of the four does the loss differ by more than 0.05 from that of the right run
+# with the same optimizer?
 
 # %%
-visible = predict("runs of the four with a wrong factor whose loss is clearly different")
+visible = predict("runs of the four with a wrong factor whose loss differs by more than 0.05")
 
 
 # %%
@@ -1088,11 +1128,12 @@ table(rows)
 visible.compare(seen)
 
 # %% [markdown]
-# With SGD both errors show, and look like a badly chosen learning rate. With AdamW neither does. Adam divides the first
-# moment by the square root of the second. Both are made of gradients, so a factor in the gradient
-# cancels, up to the tiny epsilon in the denominator. A wrong factor is invisible with AdamW, and so is a test that looks
-# at the loss of AdamW. Then somebody turns on gradient clipping, or switches to SGD, and training is broken for no
-# visible reason. The checks of this lab look at `.grad` itself.
+# With SGD both errors change the loss, exactly as another learning rate would: a gradient times N is a learning rate
+# times N. So it need not look like an error. After few steps the larger one can even have the lower loss, as it has
+# here with N = 2. With AdamW neither shows. Adam divides the first moment by the square root of the second. Both are
+# made of gradients, so a factor in the gradient cancels, up to the tiny epsilon in the denominator. A wrong factor is
+# invisible with AdamW, and so is a test that looks at the loss of AdamW. Then somebody turns on gradient clipping, or
+# switches to SGD, and training is broken for no visible reason. The checks of this lab look at `.grad` itself.
 #
 # ## 11. Dropout and BatchNorm: what is not equal
 #
@@ -1118,6 +1159,7 @@ def with_dropout(seeds_differ):
     return "".join("x" if kept else "." for kept in mask.tolist()), fingerprint(model)
 
 
+print("the first mask of each rank, x: kept, .: dropped")
 for name, differ in (("ranks seeded differently", True), ("ranks seeded alike", False)):
     run = launch(with_dropout, WORLD_SIZE, args=(differ,), device=DEVICE)
     masks, prints = zip(*run.results, strict=True)
@@ -1236,16 +1278,36 @@ record(
 # Held: 16$\psi$ on **every** rank. N ranks hold N times the same 16$\psi$ bytes, and all N optimizers compute the same
 # update. That is the waste which ZeRO removes, from lab 06 on. Sent: 2(N-1)/N times the gradients, and a few bytes more
 # than the formula, because the engine's overflow flag is reduced too, one number a step (it is also one of the
-# messages).
+# calls).
+#
+# The column "calls" counts what the program calls. In lab 02 a call is a send, so there it is the number of messages.
+# Here a call is an `all_reduce` of the library, which sends 2(N-1) messages from each rank inside, as you will see in
+# lab 04. So compare the two rows of this lab with each other.
 #
 # ## 13. For joy
 #
-# What rank 0's model of section 6 writes, after so few steps. Every rank would write the same.
+# What rank 0's model of section 6 writes. Every rank writes the same.
 
 # %%
-print(run_of_gpt.results[0][2])
+written = run_of_gpt.results[0][2]
+print(written)
 print()
 print("all ranks wrote the same:", len({result[2] for result in run_of_gpt.results}) == 1)
+
+# %% [markdown]
+# And one process alone? Each step of section 6 took the next 24 items of the shuffled order and dealt them to the ranks.
+# If N divides 24, these are the same 24 whatever N is, so one process that runs the same function takes the same steps,
+# but for rounding. Does a last bit, carried through all these steps, change what is written?
+
+# %%
+by_one = launch(train_gpt, 1, args=(STEPS,), device=DEVICE, meter=False).results[0][2]
+equal = next(
+    (place for place, (x, y) in enumerate(zip(written, by_one, strict=True)) if x != y),
+    len(written),
+)
+print(
+    f"{WORLD_SIZE} ranks and one process agree in the first {equal} of {len(written)} characters"
+)
 
 # %% [markdown]
 # ## 14. What production systems do differently
@@ -1258,8 +1320,8 @@ print("all ranks wrote the same:", len({result[2] for result in run_of_gpt.resul
 #   calls of the others; many just drop the last batch.
 # - With **NCCL** the sum can be divided inside the operation (`ReduceOp.AVG`), and gradients often travel in bfloat16
 #   while the weights are float32.
-# - Runs on thousands of GPUs compare hashes of the replicas now and then: a defective chip makes its replica drift, just
-#   as the last line of your picture.
+# - Comparing hashes of the replicas now and then costs little. It finds whatever makes a replica drift and leaves the
+#   loss as it was: a defective chip, say, or sums in another order on each rank, as in section 7.
 #
 # ## 15. Questions
 #
@@ -1286,9 +1348,9 @@ print("all ranks wrote the same:", len({result[2] for result in run_of_gpt.resul
 # should it do?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-skip", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
-# If it also skips the all-reduce, the others wait for ever. If it takes part, all ranks get the inf in the mean, and if
-# only rank 2 skips the update, the replicas part. The decision must be common: look at the averaged gradient, which is
-# the same on all ranks, or all-reduce a flag, as the engine of lab 01 does.
+# If it also skips the all-reduce, the others wait until the timeout, or meet a later call of rank 2. If it takes part,
+# all ranks get the inf in the mean, and if only rank 2 skips the update, the replicas part. The decision must be common:
+# look at the averaged gradient, which is the same on all ranks, or all-reduce a flag, as the engine of lab 01 does.
 
 # %% [markdown]
 # **Q4.** After every step you compare fingerprints, and they are always equal. Which of the errors of this lab can still
@@ -1303,8 +1365,8 @@ print("all ranks wrote the same:", len({result[2] for result in run_of_gpt.resul
 # ## Sources
 #
 # - S. Li et al.: *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020, arXiv
-#   2006.15704: section 3.1 (the idea, and why parameters are not averaged), 3.2.1 (one call per parameter against few),
-#   3.2.3 (parameters without gradients).
+#   2006.15704: sections 2.2 (why gradients are averaged, and not parameters), 3.2.1 (the naive solution), 3.2.2 (few
+#   large calls against many small ones), 3.2.3 (parameters that get no gradient on some rank).
 # - PyTorch documentation, `torch.nn.parallel.DistributedDataParallel` (`broadcast_buffers`, `find_unused_parameters`),
 #   `torch.utils.data.distributed.DistributedSampler` (`set_epoch`, `drop_last`) and
 #   `torch.distributed.algorithms.Join`.

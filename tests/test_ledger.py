@@ -55,7 +55,13 @@ def test_the_table_says_what_was_measured_beside_the_formula() -> None:
     assert lines[0] == "The ledger, N = 4; bytes of one rank, per step"
     assert lines[1].split("  ") and "held, formula" in lines[1] and "limited by" in lines[1]
     assert lines[3].split() == ["01", "DDP", "16", "16", "6", "6", "3", "the", "slowest", "link"]
+    assert lines[1].split()[-3:] == ["calls", "limited", "by"], "a send is a call, and so is a library's collective"
     assert "<table" in ledger._repr_html_()
+
+
+def test_parts_of_bytes_are_shown_as_whole_bytes() -> None:
+    shown = repr(record(LedgerRow("03", "DDP", 3, 16, 16.0, 294917.3, 294912.0, 2)))
+    assert "294,917" in shown and "294,912" in shown and "e+05" not in shown
 
 
 def test_rows_of_two_labs_or_none_are_refused() -> None:

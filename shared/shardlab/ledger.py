@@ -15,7 +15,7 @@ from typing import Any
 from .errors import UsageError
 
 VARIABLE = "SHARDLAB_LEDGER"  # where the file is; without it, ledger.json beside the notebook
-COLUMNS = ("lab", "strategy", "held", "held, formula", "sent", "sent, formula", "messages", "limited by")
+COLUMNS = ("lab", "strategy", "held", "held, formula", "sent", "sent, formula", "calls", "limited by")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class LedgerRow:
     """What one training step costs on the rank that is worst off, measured, and what the formulas say.
 
     held: bytes of model states between two steps. sent: payload bytes that the busiest rank sends in a step; messages:
-    how many calls that takes (of its own, for a library's collective: calls). limited_by: a few words.
+    the calls that takes, shown as "calls": a send is one, and so is a collective of the library, whatever it sends
+    inside. limited_by: a few words.
     """
 
     lab: str  # "03"
@@ -52,9 +53,9 @@ class Ledger:
                 "strategy": row.strategy,
                 "held": row.held,
                 "held, formula": row.held_formula,
-                "sent": row.sent,
-                "sent, formula": row.sent_formula,
-                "messages": row.messages,
+                "sent": round(row.sent),  # a mean over steps, or a part of an all-reduce, need not be whole
+                "sent, formula": round(row.sent_formula),
+                "calls": row.messages,
                 "limited by": row.limited_by,
             }
             for row in self.rows

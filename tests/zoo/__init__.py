@@ -56,6 +56,7 @@ MODULES = {
         "ddp_right_more",
         "ddp_wrong_broadcast",
         "ddp_wrong_average",
+        "ddp_wrong_average_more",
         "ddp_wrong_flat",
         "ddp_wrong_indices",
     ),

@@ -163,13 +163,6 @@ def si_forked_generator(length, rank, world_size, epoch, seed=0):
 
 
 @right(SI)
-def si_own_part_shuffled(length, rank, world_size, epoch, seed=0):
-    """Every rank keeps its own items for ever, in a new order each epoch."""
-    mine = list(range(rank, length, world_size))
-    return [mine[place] for place in order(len(mine), epoch, seed)]
-
-
-@right(SI)
 def si_sorted_by_keys(length, rank, world_size, epoch, seed=0):
     """Sorts by random keys; the last rank is the first to have one item less."""
     keys = torch.rand(length, generator=torch.Generator().manual_seed(seed * 7_777_777 + epoch))

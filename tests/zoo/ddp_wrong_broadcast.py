@@ -161,3 +161,11 @@ def bp_misspelt_method(module):
 @wrong(BP, reason="signature", says=r"\(module\)")
 def bp_asks_for_the_rank(module, rank):
     """Takes the rank as an argument."""
+
+
+@wrong(BP, reason="values", says=r"(?s)'first' is still this rank's own.*own parameters were left out.*parameters\(\)")
+def bp_children_only(module):
+    """Goes through the inner modules, and leaves out what the module has itself."""
+    for _, child in module.named_children():
+        for tensor in [*child.parameters(), *child.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)

@@ -220,3 +220,15 @@ def fl_flattens_parameters(module):
         dist.all_reduce(flat)
         for p, piece in zip(group, flat.split([p.numel() for p in group]), strict=True):
             p.data.copy_(piece.view(p.shape))
+
+
+@wrong(FLAT, reason="crash", says=r"(?s)bfloat16 in one model.*one buffer per dtype")
+def fl_cat_of_all_dtypes_as_views(module):
+    """torch.cat turns everything into float64, and the pieces become the gradients."""
+    parameters = trained(module)
+    if not parameters:
+        return
+    flat = flatten(parameters) / dist.get_world_size()
+    dist.all_reduce(flat)
+    for p, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.grad = piece.view(p.shape)

@@ -38,7 +38,9 @@ def si_seed_unused(length, rank, world_size, epoch, seed=0):
     return order(length, epoch, 0)[rank::world_size].tolist()
 
 
-@wrong(SI, reason="values", says=r"epochs 0 and 1 have the same order \(seed 0\)")
+@wrong(
+    SI, reason="values", says=r"(?s)epochs 0 and 1 have the same order \(seed 0\).*only with seed 0: .*0 \* epoch = 0"
+)
 def si_seed_times_epoch(length, rank, world_size, epoch, seed=0):
     """seed * epoch is 0 for every epoch when the seed is 0."""
     return order(length, seed * epoch, 0)[rank::world_size].tolist()
@@ -197,3 +199,40 @@ def si_fewer_items_than_ranks(length, rank, world_size, epoch, seed=0):
     extra = 13 % size
     shards = order(length, epoch, seed).tensor_split(world_size)
     return shards[rank].tolist() + [] * extra
+
+
+@wrong(
+    SI, reason="values", says=r"(?s)seeds 0 and 1 have the same order \(epoch 0\).*only with epoch 0: .*0 \* seed = 0"
+)
+def si_epoch_times_seed_plus_one(length, rank, world_size, epoch, seed=0):
+    """epoch * (seed + 1) is 0 for every seed in epoch 0."""
+    return order(length, epoch * (seed + 1), 0)[rank::world_size].tolist()
+
+
+@wrong(
+    SI, reason="values", says=r"(?s)epochs 0 and 1 the same items are together on one rank.*over all items.*shuffle all"
+)
+def si_own_part_shuffled(length, rank, world_size, epoch, seed=0):
+    """Every rank keeps its own items for ever, in a new order each epoch."""
+    mine = list(range(rank, length, world_size))
+    return [mine[place] for place in order(len(mine), epoch, seed)]
+
+
+@wrong(SI, reason="values", says=r"(?s)epochs 0 and 1 \d+% of the items follow the same one.*rolled")
+def si_rolled(length, rank, world_size, epoch, seed=0):
+    """One order, rolled on by an item each epoch."""
+    return order(length, 0, seed).roll(epoch)[rank::world_size].tolist()
+
+
+@wrong(SI, reason="crash", says=r"(?s)tuple index out of range.*tensor_split")
+def si_chunks(length, rank, world_size, epoch, seed=0):
+    """chunk(N) gives fewer than N pieces when there are few items."""
+    return order(length, epoch, seed).chunk(world_size)[rank].tolist()
+
+
+@wrong(SI, reason="values", says=r"(?s)1 comes more than once, 1 never")
+def si_off_by_one(length, rank, world_size, epoch, seed=0):
+    """The first item of the order in place of the second one."""
+    shuffled = order(length, epoch, seed)
+    shuffled[1:2] = shuffled[:1]
+    return shuffled[rank::world_size].tolist()

@@ -24,6 +24,17 @@ from .observe import Trial, check_signature, line_at, line_of, observe
 
 WORLD_SIZES = (2, 3, 4, 5, 1)
 
+_DTYPES = "a gradient has its parameter's dtype: one buffer per dtype, and zeros_like(p) where one is missing"
+
+# What a crash's message tells of lab 03's mistakes, by words in it.
+_EXPECTED = {
+    "NoneType": "p.grad is None where a rank has no gradient; it takes part with zeros",
+    "assign a gradient": _DTYPES,
+    "assigned grad": _DTYPES,
+    "same dtype": "one buffer per dtype",
+    "index out of range": "N pieces, some of them empty: chunk(N) may give fewer than N, tensor_split(N) never does",
+}
+
 
 def _probe(
     name: str, solution: Callable, cases: Callable[[int], Sequence[Case]], judge: Callable[[Trial, int], None]
@@ -47,11 +58,19 @@ def _trial(name: str, solution: Callable, cases: Sequence[Case], n: int, judge: 
     try:
         ended_well(trial)
     except CheckFailed as failed:
-        if failed.reason == "crash" and "NoneType" in failed.seen and not failed.expected:
-            expected = "p.grad is None where a rank has no gradient; it takes part with zeros"
-            raise CheckFailed(name, "crash", failed.seen, expected, failed.look) from None
-        raise
+        raise _explained(failed) from None
     return trial
+
+
+def _explained(failed: CheckFailed) -> CheckFailed:
+    """A crash whose message says little, with what was expected."""
+    if failed.reason != "crash" or failed.expected:
+        return failed
+    expected = next((hint for words, hint in _EXPECTED.items() if words in failed.seen), "")
+    told = CheckFailed(failed.exercise, failed.reason, failed.seen, expected, failed.look)
+    for note in getattr(failed, "__notes__", ()):
+        told.add_note(note)  # what the solution printed
+    return told
 
 
 def _judge_values(trial: Trial, index: int, seen: list[Observation]) -> None:
@@ -65,6 +84,9 @@ def _judge_values(trial: Trial, index: int, seen: list[Observation]) -> None:
         finding = seen[rank].judged.finding
         assert finding is not None
         look = finding.look if any(one.calls for one in seen) or trial.world_size == 1 else "no rank sent anything"
+        reduced = [call for one in seen for call in one.calls if call.op == "reduce"]
+        if reduced:
+            look = f"reduce leaves the sum on one rank alone, all_reduce on every rank; {line_of(reduced[0])}"
         raise trial.failed(index, "values", f"{trial.at(index, rank)}: {finding.seen}", finding.expected, look)
     different = [rank for rank, one in enumerate(seen) if one.judged.digest != seen[0].judged.digest]
     if different:
@@ -172,7 +194,7 @@ def shard_indices(solution: Callable) -> str:
                 break
             _judge_indices(trial, index, seen)
         if trial.error:
-            raise breakdown(trial)
+            raise _explained(breakdown(trial))
         trials.append(trial)
     cases = [case for trial in trials for case in trial.cases if isinstance(case, IndicesCase)]
     longest = max(case.length for case in cases)

@@ -149,7 +149,16 @@ class _Judge:
             return Finding(f"{what} is almost rank 0's: digits were lost", "rank 0's, bit for bit", look)
         if held is None:
             return Finding(f"{what} is {numbers(now)}", expected, "bit for bit")
-        return Finding(f"{what} is {held.words}", expected, self._look(name) or held.look)
+        return Finding(f"{what} is {held.words}", expected, self._look(name) or self._own_left_out() or held.look)
+
+    def _own_left_out(self) -> str:
+        """When inner modules' parameters have arrived, and none of the module's own."""
+        arrived: dict[bool, list[bool]] = {True: [], False: []}  # by whether the parameter is an inner module's
+        for name, parameter in self.parameters.items():
+            arrived["." in name].append(torch.equal(parameter.detach(), self.given[0][name]))
+        if self.rank and any(arrived[True]) and not any(arrived[False]):
+            return "the module's own parameters were left out; parameters() lists them, and those of inner modules"
+        return ""
 
     def _what(self, name: str) -> str:
         if name not in self.parameters:

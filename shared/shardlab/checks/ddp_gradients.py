@@ -23,6 +23,9 @@ HOLES: dict[str, Callable[[int, int, str], bool]] = {
     "rank 0 has no gradients at all": lambda rank, n, name: rank == 0,
     "no rank has any gradient": lambda rank, n, name: True,
 }
+OF_SIZES = tuple(HOLES)  # the model that these are tried on
+OF_DTYPES = "rank 1 has no gradient of 'of_double', a float64"
+HOLES[OF_DTYPES] = lambda rank, n, name: rank == 1 and name == "of_double"
 
 _latest: dict[str, nn.Module] = {}  # of this rank: the model of the last case of a kind
 
@@ -154,7 +157,7 @@ class _Judge:
         ]
         if others:
             return f"these are the values of '{others[0]}': ranks or slices do not line up"
-        return "which elements of which parameter end up here?"
+        return "divided once, summed once, each piece back where it came from?"
 
     def _earlier(self, spec: Spec, n: int) -> list[Guess]:
         if not self.case.again:
@@ -179,16 +182,17 @@ def gradient_cases(n: int) -> list[GradientCase]:
     ]
     if n == 1:
         return [*first, GradientCase("none", "a model without parameters")]
-    holes = [GradientCase("sizes", hole, hole=hole) for hole in list(HOLES)[: len(HOLES) if n <= 3 else 2]]
+    holes = [GradientCase("sizes", hole, hole=hole) for hole in OF_SIZES[: len(OF_SIZES) if n <= 3 else 2]]
     if n > 3:
         return [*first, *holes]
     return [
         *first,
         *holes,
-        GradientCase("equal", f"equal sizes, {list(HOLES)[0]}", hole=list(HOLES)[0]),
+        GradientCase("equal", f"equal sizes, {OF_SIZES[0]}", hole=OF_SIZES[0]),
         GradientCase("frozen", "a frozen parameter between two others"),
         GradientCase("shapes", "0-d, empty and transposed parameters"),
         GradientCase("dtypes", "float32, 16, 64 and bfloat16 in one model"),
+        GradientCase("dtypes", OF_DTYPES, hole=OF_DTYPES),
         GradientCase("none", "a model without parameters"),
         # At N = 3, dividing by sqrt(N) before and after would overflow too, which is right everywhere else.
         *([GradientCase("half", "float16 gradients of 40,000 on every rank", gradients="large")] if n == 2 else []),

@@ -15,13 +15,12 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from .ddp_orders import Shards, judge_orders
 from .notes import Finding, Judged, Prepared
 
 EPOCHS = (0, 1, 2, 3, 10)
 SEEDS = (0, 1, 7)
 ORDERED_FROM = 100  # items: with fewer, two orders may be equal by chance
-
-Shards = list[list[int]]  # by rank
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def _finding(answers: Answers, length: int, n: int) -> Finding | None:
         return Finding("asked a second time for epoch 0, it gives other lists", "the same arguments, the same list")
     if answers.plain != answers.shards[EPOCHS[0], 0]:
         return Finding("without a seed it gives other lists than with seed=0", "seed=0 is the default")
-    return _orders(answers.shards) if length >= ORDERED_FROM else None
+    return judge_orders(answers.shards) if length >= ORDERED_FROM else None
 
 
 def _cover(shards: Shards, length: int, n: int) -> Finding | None:
@@ -179,7 +178,7 @@ def _cover(shards: Shards, length: int, n: int) -> Finding | None:
         ranks = holders[twice[0]]
         times = f"{len(ranks)} times" if len(ranks) > 2 else "twice"
         where = f"on ranks {ranks[0]} and {ranks[1]}" if ranks[0] != ranks[1] else f"on rank {ranks[0]}"
-        seen = f"index {twice[0]} comes {times} ({where}); {len(twice)} come more than once, {len(lost)} never; {sizes}"
+        seen = f"index {twice[0]} comes {times} ({where}); {_count(twice)} more than once, {len(lost)} never; {sizes}"
         return Finding(seen, "every index once", _why_twice(shards, twice, lost, length, n))
     if lost:
         tail = length % n and len(set(map(len, shards))) == 1
@@ -190,6 +189,10 @@ def _cover(shards: Shards, length: int, n: int) -> Finding | None:
         look = "deal the items like cards: one to each rank in turn"
         return Finding(sizes, "lengths that differ by one at most: the longest decides how long an epoch takes", look)
     return None
+
+
+def _count(indices: Sequence[int]) -> str:
+    return f"{len(indices)} come{'s' * (len(indices) == 1)}"
 
 
 def _why_twice(shards: Shards, twice: list[int], lost: list[int], length: int, n: int) -> str:
@@ -204,26 +207,3 @@ def _why_twice(shards: Shards, twice: list[int], lost: list[int], length: int, n
     if lost and max(counts.values()) > 1:
         return "do all ranks divide the same order? It must not depend on the rank"
     return "where does one rank's part end, and the next one's begin?"
-
-
-def _orders(table: dict[tuple[int, int], Shards]) -> Finding | None:
-    def same(first: tuple[int, int], second: tuple[int, int]) -> bool:
-        return table[first] == table[second]
-
-    def first_equal(keys: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], tuple[int, int]] | None:
-        pairs = ((one, other) for place, one in enumerate(keys) for other in keys[place + 1 :])
-        return next((pair for pair in pairs if same(*pair)), None)
-
-    for seed in SEEDS:
-        pair = first_equal([(epoch, seed) for epoch in EPOCHS])
-        if pair:
-            (one, _), (other, _) = pair
-            seen = f"epochs {one} and {other} have the same order (seed {seed})"
-            return Finding(seen, "a new order each epoch", "the epoch must go into the generator's seed")
-    for epoch in EPOCHS:
-        pair = first_equal([(epoch, seed) for seed in SEEDS])
-        if pair:
-            (_, one), (_, other) = pair
-            seen = f"seeds {one} and {other} have the same order (epoch {epoch})"
-            return Finding(seen, "another order for another seed", "the seed must go into the generator's seed")
-    return None

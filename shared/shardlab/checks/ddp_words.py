@@ -75,6 +75,11 @@ def averaging_guesses(
         if other != rank
     ]
     zeros = torch.zeros_like(total)
+    rounded = "rounded down to whole numbers"
+    guesses += [
+        Guess(torch.stack([(one / n).floor() for one in filled]).sum(0), rounded, "/ divides, // rounds down"),
+        Guess(mean.floor(), rounded, "/ divides, // rounds down"),
+    ]
     return [*guesses, Guess(zeros, "zeros", "a rank's gradient is overwritten before it is added")]
 
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from shardlab.errors import UsageError
 from shardlab.records import Run
-from shardlab.theory import format_bytes
+from shardlab.theory import format_bytes, format_seconds
 from shardlab.widgets.colours import rank_look, text_on
 
 INK = "#111111"
@@ -122,11 +122,17 @@ def bytes_per_rank(
 
 
 def alpha_beta_fit(
-    points: Sequence[tuple[float, float]], alpha: float, beta: float, *, title: str = "time of a message"
+    points: Sequence[tuple[float, float]],
+    alpha: float,
+    beta: float,
+    *,
+    title: str = "time of a message",
+    fixed: str = "alpha",
 ) -> Figure:
     """Measured times against sizes, with the line alpha + beta * size.
 
     points: (bytes, seconds). alpha: seconds a message takes however small it is. beta: seconds per byte.
+    fixed: what the text calls alpha.
     """
     positive = [(size, seconds) for size, seconds in points if size > 0 and seconds > 0]
     if not positive:
@@ -136,15 +142,15 @@ def alpha_beta_fit(
     smallest, largest = sizes[0], sizes[-1]
     line = [smallest * (largest / smallest) ** (i / 60) for i in range(61)] if largest > smallest else [smallest]
     axes.plot(sizes, times, "o", color=rank_look(0).fill, markeredgecolor=INK, label="measured")
-    axes.plot(line, [alpha + beta * size for size in line], color=INK, label="alpha + beta · bytes")
+    axes.plot(line, [alpha + beta * size for size in line], color=INK, label=f"{fixed} + beta · bytes")
     if alpha > 0:
-        axes.axhline(alpha, color=INK, linestyle=":", linewidth=1, label=f"alpha = {alpha * 1e6:.3g} µs")
+        axes.axhline(alpha, color=INK, linestyle=":", linewidth=1, label=f"{fixed} = {format_seconds(alpha)}")
     if alpha > 0 and beta > 0 and smallest < alpha / beta < largest:
         crossover = alpha / beta
         axes.axvline(
-            crossover, color=INK, linestyle="--", linewidth=1, label=f"half is alpha at {format_bytes(crossover)}"
+            crossover, color=INK, linestyle="--", linewidth=1, label=f"half is {fixed} at {format_bytes(crossover)}"
         )
-    rate = f", 1/beta = {format_bytes(1 / beta)}/s" if beta > 0 else ""
+    rate = f", beta = {format_seconds(beta * 10**6)} per MB" if beta > 0 else ""
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="seconds", title=f"{title}{rate}")
     axes.legend(fontsize=8, frameon=False)
     return figure

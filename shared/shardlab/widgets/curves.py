@@ -50,6 +50,18 @@ def curves(
         axes.set_yscale("log")
     if floor is not None:
         axes.axhline(floor, color=INK, linestyle=":", linewidth=1)
-        axes.text(0, floor, f"0 to {floor:g}", va="bottom", fontsize=7, color=INK)
+        # At the right end and below the line: the marks of what lies on it stay free.
+        end = max(len(values) for values in series.values()) - 1
+        axes.annotate(
+            f"0 to {floor:g}",
+            (end, floor),
+            (0, -4),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=7,
+            color=INK,
+        )
+        axes.set_ylim(bottom=floor / 3 if log else None)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
