@@ -147,13 +147,27 @@ except LaunchError as report:
 # 1  replicate   the model       -- parameters ->   a copy of the model
 # 2  scatter     its samples     -- samples ---->   its samples
 # 3  compute     forward, backward                  forward, backward
-# 4  gather      adds up         <- gradients ---   gradients
+# 4  add up      all gradients   <- gradients ---   gradients
 # 5  step        the optimizer steps                (the copy is thrown away)
 # ```
 #
 # Step 3 happens on all devices at the same time. After step 5 the copies are out of date. The next step begins with
 # fresh ones: that is how the new parameters reach the other devices.
 #
+# **Predict,** before you write it: the small GPT in float32, on N devices. How many bytes of gradients does device 0
+# receive in one training step? And device 1, how many bytes of parameters? Section 6 compares.
+
+# %%
+gradients_in = predict(
+    "bytes of gradients that device 0 receives per step", unit="bytes", N=WORLD_SIZE, psi=PSI
+)
+
+# %%
+parameters_in = predict(
+    "bytes of parameters that device 1 receives per step", unit="bytes", N=WORLD_SIZE, psi=PSI
+)
+
+# %% [markdown]
 # ## 3. Scatter and gather
 #
 # ### Exercise 02.scatter
@@ -172,8 +186,9 @@ except LaunchError as report:
 #
 # <details><summary>Hint 2: the trap</summary>
 #
-# How many pieces does `torch.arange(9).chunk(4)` give? Three: it rounds the size up to 3 first. `tensor_split` makes as
-# many as you ask for. And `len(tensor) // N` rows each would lose the remainder.
+# Try what you cut with on 9 rows and 4 devices, and on 2 rows and 4 devices. How many pieces are there, how large is
+# the largest, and is every row in one? Torch has more than one function that cuts: read what each promises about the number
+# of pieces.
 # </details>
 #
 # <details><summary>Hint 3: almost the answer</summary>
@@ -245,7 +260,10 @@ check("02.gather", gather)
 
 # %% tags=["export"]
 def replicate(module, device):
-    """A copy of the module on `device`, which shares nothing with it."""
+    """A copy of the module on another device, which shares nothing with it.
+
+    On the module's own device the copy has the module's memory: `move` gives what is there already.
+    """
     memo = {}
     for parameter in module.parameters():
         moved = move(parameter.detach(), device, "parameters")
@@ -262,7 +280,7 @@ def replicate(module, device):
 #
 # Three details matter. Results go into a list **by number**, not in the order in which threads finish, which is chance.
 # All threads are started before the first `join()` waits. And an exception ends only the thread in which it is raised:
-# it must be carried over by hand, or nobody would hear of it.
+# it must be carried over by hand. Otherwise Python prints it, and the caller goes on as if nothing had happened.
 
 
 # %% tags=["export"]
@@ -338,7 +356,8 @@ print(", ".join(f"{event.rank} {event.label}" for event in run.events if event.k
 # - Inputs and targets live on `devices[0]`; B need not be a multiple of N, and may be smaller than N. A device without
 #   samples does nothing.
 # - Replicas are made on every call: the module may have changed in any way since the last one.
-# - A parameter without a gradient on some devices (None) counts as zeros there. Buffers of device 0's replica are kept.
+# - A parameter without a gradient on some devices (None) counts as zeros there.
+# - The module's buffers end as what device 0's forward made of them; what the other replicas did to theirs is lost.
 # - An exception in a thread reaches the caller.
 # - Device 0 sends the parameters and a part of the batch once to each other device, and gets gradients and a loss back.
 #   Call what you move back `"gradients"`, or give it no name: the tables of section 6 look for this one.
@@ -346,7 +365,7 @@ print(", ".join(f"{event.rank} {event.label}" for event in run.events if event.k
 # <details><summary>Hint 1: a nudge</summary>
 #
 # Write `dp(inputs)` first: it is four lines with `scatter`, `replicate`, `in_threads`, `gather`. Device 0 needs no
-# replica: the module itself can work there.
+# replica: the module itself can work there. Its buffers are then the module's own, and nothing is to be copied back.
 # </details>
 #
 # <details><summary>Hint 2: devices without samples</summary>
@@ -369,7 +388,10 @@ print(", ".join(f"{event.rank} {event.label}" for event in run.events if event.k
 #     for mine, theirs in zip(self.module.parameters(), replica.parameters()):
 #         if theirs.grad is not None:
 #             gradient = move(theirs.grad, self.devices[0], "gradients")
-#             mine.grad = gradient if ... else ...
+#             if mine.grad is None:
+#                 mine.grad = ...
+#             else:
+#                 mine.grad += ...  # in place: no second tensor of that size
 # ```
 # and in the end the sum of the weighted losses, each moved to `devices[0]`.
 # </details>
@@ -377,7 +399,7 @@ print(", ".join(f"{event.rank} {event.label}" for event in run.events if event.k
 
 # %% nbgrader={"grade": false, "grade_id": "DataParallel", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 class DataParallel:
-    """One model on several devices, from one process. Per step device 0 sends (N-1) psi and receives (N-1) psi."""
+    """One model on several devices, from one process."""
 
     def __init__(self, module, devices):
         self.module, self.devices = module, devices
@@ -412,7 +434,10 @@ class DataParallel:
             ):
                 if theirs.grad is not None:
                     gradient = move(theirs.grad, devices[0], "gradients")
-                    mine.grad = gradient if mine.grad is None else mine.grad.add_(gradient)
+                    if mine.grad is None:
+                        mine.grad = gradient
+                    else:
+                        mine.grad += gradient
         return sum(move(loss, devices[0], "losses") for loss in losses)
         ### END SOLUTION
 
@@ -423,18 +448,7 @@ check("02.DataParallel", DataParallel)
 # %% [markdown]
 # ## 6. Who sends what
 #
-# **Predict.** The small GPT in float32, on N devices. How many bytes of gradients does device 0 receive in one training
-# step? And device 1, how many bytes of parameters?
-
-# %%
-gradients_in = predict(
-    "bytes of gradients that device 0 receives per step", unit="bytes", N=WORLD_SIZE, psi=PSI
-)
-
-# %%
-parameters_in = predict(
-    "bytes of parameters that device 1 receives per step", unit="bytes", N=WORLD_SIZE, psi=PSI
-)
+# Now one training step of the small GPT, and your two predictions from section 2.
 
 
 # %%
@@ -448,6 +462,7 @@ def train(devices, steps, passages=PASSAGES):
         inputs, targets = batch_of(step, devices[0], passages)
         optimizer.zero_grad()
         losses.append(dp.forward_backward(inputs, targets, loss_function).item())
+        mark(f"gradients of step {step}")
         optimizer.step()
         del inputs, targets
         mark(f"after step {step}")
@@ -573,36 +588,47 @@ at_rest = predict("bytes of model states on device 1 between two steps", unit="b
 
 # %%
 two_steps = launch_devices(train, WORLD_SIZE, args=(2,), device=DEVICE)
+(before_step,) = [
+    event.time for event in two_steps.events if event.label == "gradients of step 1"
+]
 (after_step,) = [event.time for event in two_steps.events if event.label == "after step 1"]
 rest = [memory.at(after_step) for memory in two_steps.memory]
 at_rest.compare(rest[1].live)
 
 # %% [markdown]
-# Replicas are thrown away after every step, with their gradients. But while a step runs they are there. Here is the
-# most that each device held at any moment of the run, parameters and gradients together, beside what the formula says:
-# 16 psi bytes on device 0, and 8 psi on the others *while a step runs*.
+# Replicas are thrown away after every step, with their gradients. But while a step runs they are there. Here is what
+# the formula says, 16 psi bytes on device 0 and 8 psi on the others *while a step runs*, beside what was measured:
+# device 0 just before the optimizer steps, when all gradients have arrived; the others when they held most.
 
 # %%
 # NBVAL_CHECK_OUTPUT
 rows = []
 for memory, sample in zip(two_steps.memory, rest, strict=True):
     states = theory.rank_model_states("dp", PSI, WORLD_SIZE, memory.rank, theory.FP32_ADAM)
-    most = max(one.parameters + one.gradients + one.optimizer for one in memory.samples)
+    moments = memory.samples if memory.rank else [memory.at(before_step)]
+    held = max(one.parameters + one.gradients + one.optimizer for one in moments)
     rows.append(
         {
             "device": memory.rank,
             "states, formula": states.total,
-            "states, most": most,
+            "states, measured": held,
             "between steps": sample.live,
             "optimizer": sample.optimizer,
         }
     )
-table(rows, equal=("states, formula", "states, most"), title="bytes of model states")
+table(rows, equal=("states, formula", "states, measured"), title="bytes of model states")
 
 # %% [markdown]
-# Optimizer state is on device 0 only, and never leaves it: device 0 is the only one that steps. A picture of the moment
-# at which each device holds most. "Other" is what the batch costs: samples, activations, and gradients that have just
-# arrived.
+# If a row says NO, your DataParallel holds more than it needs: on device 0 replicas or gradients that outlive
+# `forward_backward`, on another device a second copy of something.
+#
+# Optimizer state is on device 0 only, and never leaves it: device 0 is the only one that steps. It is 8 psi bytes, to
+# the byte. Lab 01 counted 4 bytes more per tensor, for Adam's step counters: torch keeps these on the host, and here
+# only the devices' memory counts.
+#
+# A picture of the moment at which each device holds most. "Other" is what the batch costs: samples, activations, and
+# gradients that have just arrived. This is where it shows on device 0 if gradients are not added in place (`+` makes a
+# new tensor before the old one goes), or if it works on a replica of its own.
 
 # %%
 peaks = [max(memory.samples, key=lambda sample: sample.live) for memory in two_steps.memory]
@@ -620,15 +646,17 @@ state_bars(
 )
 
 # %% [markdown]
-# So device 0 needs the most memory too, and with real Adam states the difference is 8 bytes per parameter, for a model
-# of a billion parameters 8 GB. If all GPUs are the same, the memory of the others lies idle. (The converse complaint, that
-# every GPU holds the same optimizer state, is what ZeRO is about. DataParallel does not have it: it has the state once.)
+# So device 0 needs the most memory too. The difference is the optimizer state: with AdamW in float32, as here, 8 bytes
+# per parameter, for a model of a billion parameters 8 GB. With the mixed-precision engine of section 12 it is 12 bytes:
+# the float32 master weights count too. If all GPUs are the same, the memory of the others lies idle. (The converse
+# complaint, that every GPU holds the same optimizer state, is what ZeRO is about. DataParallel has the state once.)
 #
 # ## 8. Is it the same training?
 #
 # Your DataParallel against one device that takes the whole batch, same weights, same samples: the loss, and the gradient
 # of all parameters. Nothing is exactly equal in floating point when sums are taken in another order. Relative to the
-# largest number in the gradient, float32 has an accuracy of about $10^{-7}$.
+# largest number in the gradient, float32 has an accuracy of about $10^{-7}$. A mistake looks different: a gradient that
+# is divided by N once too often is off by 1 - 1/N, and one that is a sum where it should be a mean by N - 1.
 
 
 # %%
@@ -663,8 +691,8 @@ for passages in (24, 13, 2):
         {
             "passages": passages,
             "shares": ", ".join(map(str, shares)),
-            "loss differs by": f"{differences[0]:.0e}",
-            "gradient differs by": f"{differences[1]:.0e}",
+            "loss differs by": f"{differences[0]:.0e}" if differences[0] else "0",
+            "gradient differs by": f"{differences[1]:.0e}" if differences[1] else "0",
             "within rounding": "yes" if max(differences) < 1e-5 else "NO",
         }
     )
@@ -700,41 +728,45 @@ table(
 
 # %%
 def plain_mean_error(rows, count):
-    """How far the plain mean of `count` shares' gradients is from the gradient of the whole batch, relative."""
+    """How far the plain mean over `count` shares is from the whole batch's: of losses, and of gradients. Relative."""
     model = new_model("cpu")
     inputs, targets = batch_of(0, "cpu", rows)
 
     def gradient(losses):
         model.zero_grad()
-        torch.stack(losses).mean().backward()
-        return torch.cat([one.grad.flatten() for one in model.parameters()])
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        return loss.item(), torch.cat([one.grad.flatten() for one in model.parameters()])
 
-    whole = gradient([loss_function(model(inputs), targets)])
+    whole_loss, whole = gradient([loss_function(model(inputs), targets)])
     pairs = [
         pair
         for pair in zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True)
         if len(pair[0])
     ]
-    plain = gradient([loss_function(model(x), y) for x, y in pairs])
-    return ((plain - whole).norm() / whole.norm()).item()
+    loss, plain = gradient([loss_function(model(x), y) for x, y in pairs])
+    return abs(loss - whole_loss) / whole_loss, ((plain - whole).norm() / whole.norm()).item()
 
 
+errors = {rows: plain_mean_error(rows, 4) for rows in (12, 13, 9, 5)}
 table(
     [
         {
             "passages": rows,
             "shares": ", ".join(map(str, theory.chunk_sizes(rows, 4))),
-            "gradient is off by": f"{100 * plain_mean_error(rows, 4):.2g} %",
+            "loss is off by": f"{100 * of_loss:.1g} %" if of_loss else "0 %",
+            "gradient is off by": f"{100 * of_gradient:.2g} %",
         }
-        for rows in (12, 13, 9, 5)
+        for rows, (of_loss, of_gradient) in errors.items()
     ],
     title="the plain mean on 4 devices",
 )
 
 # %% [markdown]
-# With equal shares the difference is rounding. With unequal ones it is some percent: no crash, no jump in the loss, nothing
-# that one sees. It happens in the last batch of every epoch, and whenever devices have different numbers of tokens to
-# predict. A test with 12 passages and 4 devices never finds it.
+# With equal shares the difference is rounding. With unequal ones the gradient is off by some percent, and the loss by
+# much less: no crash, and no number that looks wrong. It happens in the last batch of an epoch when N does not divide
+# it, and whenever devices have different numbers of tokens to predict. A test with 12 passages and 4 devices never
+# finds it.
 #
 # ## 10. What is not the same: BatchNorm
 #
@@ -778,7 +810,8 @@ table(
 # %% [markdown]
 # The gradient is another one than on a single device with the whole batch: each device normalised with B/N samples. And
 # the running mean is the one of device 0's part, to the digit: the buffers of the other replicas were thrown away with
-# the replicas. Whether that hurts depends on B/N; with 2 samples per device it does. LayerNorm, which transformers use,
+# the replicas. Whether that hurts depends on B/N. Wu and He measured it for a ResNet-50 on ImageNet: the fewer samples
+# per device, the larger the error, and it grows fast at the end, towards 2. LayerNorm, which transformers use,
 # normalises within a sample and has no such problem.
 #
 # ## 11. Threads and the GIL
@@ -824,57 +857,61 @@ def training(amount):
         loss_function(model(inputs), targets).backward()
 
 
-def in_n_threads(work, amount, count, repeats=3):
-    """Seconds that `count` threads of one process take, each with this much work, on one core each."""
+def in_threads_of_one_process(work, amount, count):
+    """`count` threads, each with this much work."""
+    threads = [threading.Thread(target=work, args=(amount,)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def timings(work, amount, rounds=3):
+    """On N ranks: seconds of one worker alone, of N threads in rank 0, of N processes, and the share of a core that the
+    worker alone got. Best of several rounds; in each the three come one after the other, so that a busy moment of the
+    machine meets all of them.
+    """
     torch.set_num_threads(1)
-    seconds = []
-    for _ in range(repeats):
-        threads = [threading.Thread(target=work, args=(amount,)) for _ in range(count)]
-        began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)  # the first is slower, and whatever else the machine does adds to it
+    rank, best, share = dist.get_rank(), [float("inf")] * 3, 0.0
+    for _ in range(rounds):
+        for way in range(3):
+            dist.barrier()
+            began, computed = time.perf_counter(), time.thread_time()
+            if way == 0 and rank == 0:
+                work(amount)
+                share = max(
+                    share, (time.thread_time() - computed) / (time.perf_counter() - began)
+                )
+            if way == 1 and rank == 0:
+                in_threads_of_one_process(work, amount, dist.get_world_size())
+            if way == 2:
+                work(amount)
+            dist.barrier()  # the slowest counts
+            best[way] = min(best[way], time.perf_counter() - began)
+    return *best, share
 
 
-def in_n_processes(work, amount, repeats=3):
-    """The same on every rank: the slowest rank counts."""
-    torch.set_num_threads(1)
-    seconds = []
-    for _ in range(repeats):
-        dist.barrier()
-        began = time.perf_counter()
-        work(amount)
-        dist.barrier()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
-
-
-def timed(work, amount):
-    """Seconds: alone, in N threads of one process, in N processes."""
-    how = {"device": "cpu", "meter": False}
-    (alone,) = launch(in_n_threads, 1, args=(work, amount, 1), **how).results
-    (threads,) = launch(in_n_threads, 1, args=(work, amount, WORLD_SIZE), **how).results
-    processes = max(launch(in_n_processes, WORLD_SIZE, args=(work, amount), **how).results)
-    return alone, threads, processes
+def all_timings(works):
+    return {work.__name__: timings(work, amount) for work, amount in works}
 
 
 WORK = [
-    (counting, 1_000_000),
-    (small_operations, 12_000),
-    (training, 4),
-    (large_operations, 10),
+    (counting, 4_000_000),
+    (small_operations, 20_000),
+    (training, 12),
+    (large_operations, 20),
 ]
-seconds = {work.__name__: timed(work, amount) for work, amount in WORK}
-slower.compare(seconds["counting"][1] / seconds["counting"][0])
+measured = launch(all_timings, WORLD_SIZE, args=(WORK,), device="cpu", meter=False).results[0]
+slower.compare(measured["counting"][1] / measured["counting"][0])
 
 # %%
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-print(
-    f"{cores} cores, {WORLD_SIZE} workers: at best {-(-WORLD_SIZE // cores)} times as long as one worker"
-)
+at_best = max(1.0, WORLD_SIZE / cores)
+print(f"{WORLD_SIZE} workers, {cores} cores: at best {at_best:.3g} times as long as one worker")
+busy = min(share for *_, share in measured.values())
+print(f"one worker alone got at least {100 * busy:.0f} % of a core")
+if busy < 0.9:
+    print("the machine is busy with other things: no ratio below is worth much")
 table(
     [
         {
@@ -882,27 +919,31 @@ table(
             "one worker (s)": alone,
             "N threads, times that": threads / alone,
             "N processes, times that": processes / alone,
-            "threads / processes": threads / processes,
         }
-        for name, (alone, threads, processes) in seconds.items()
+        for name, (alone, threads, processes, _) in measured.items()
     ]
 )
 
 # %% [markdown]
-# Read it like this. N workers do N times the work. With a core for each they could be done in the time of one; with
-# fewer cores than workers nobody can, and the line above says what is possible here.
+# Read it like this. N workers do N times the work. With a core for each they could be done in the time of one. With
+# fewer cores the best is N workers, divided by the number of cores: the line above says what that is here. (Where two
+# "cores" are the two halves of one, as on many machines, even that is out of reach.)
 #
-# - **Counting:** N threads take about N times as long as one, on any number of cores. They take turns.
-# - **Small operations:** the threads give up the GIL for each operation and must get it back after each. They gain
-#   little, or even lose.
-# - **Training:** the step that your threads make, in between: this GPT's operations are small.
-# - **Large operations:** threads are about as good as processes.
+# - **Counting:** the GIL lets one thread count at a time, so N threads need N times as long as one alone, and some time
+#   for handing the lock over: about N or more, on any number of cores. N processes each have a GIL of their own, and
+#   only the number of cores limits them.
+# - **Small operations:** the threads give up the GIL for each operation and must get it back after each. That may gain a
+#   little, or lose.
+# - **Training:** what each of your threads does in a step. Much of it is Python as well: this GPT's operations are
+#   small.
+# - **Large operations:** nearly all the time is spent inside torch, without the GIL. So the GIL is no reason for threads
+#   to be slower here. Memory and caches, which all workers share, may be one, for threads and processes alike.
 #
-# (On a machine that is busy with other things, N processes also get a larger share of it than one process with N
-# threads: then all of the last column is too high.)
+# The counting line shows what the GIL must cost. How much it costs in the other lines depends on the machine and on
+# what else runs there: a process with N threads and N processes are not given the same share of a busy machine.
 #
-# The last column is what the GIL costs. Training on GPUs is more like the second line than one would think: Python only
-# *launches* the work, thousands of small calls per step, and a fast GPU is done before Python has launched the next.
+# Training on GPUs is more like the second line than one would think: Python only *launches* the work, thousands of small
+# calls per step, and a fast GPU can be done before Python has launched the next.
 # With 8 GPUs in one process, one GIL must launch for all 8. This is why lab 03 starts N processes.
 #
 # ## 12. The second row of the ledger
@@ -956,20 +997,23 @@ record(
 #
 # ## 13. What production systems do differently
 #
-# **`torch.nn.DataParallel`** is what you have built, for real GPUs. What its documentation says, beside yours:
+# **`torch.nn.DataParallel`** is what you have built, for real GPUs. What its documentation and its code say, beside
+# yours:
 #
 # | | `nn.DataParallel` | yours |
 # |---|---|---|
 # | replicas | made in each forward, from the module on `device_ids[0]` | the same |
-# | batch | cut along its first dimension, in chunks | the same |
+# | batch | cut along its first dimension as `torch.chunk` cuts, which "may return fewer" chunks than asked for | one piece per device |
 # | loss | outputs are gathered on device 0; the loss is computed there, by your own code | on every device |
 # | gradients | summed into the original module, by autograd, on the way back through the replication | weighted, then added |
 # | buffers | replica 0 shares the module's; what the others write is lost | the same |
 #
-# - The third line has two sides. Since the loss is the mean over the whole batch, the sum of the gradients has the right
+# - The line about the loss has two sides. Since the loss is the mean over the whole batch, the sum of the gradients has the right
 #   weights by itself: no plain mean can go wrong. But all outputs travel to device 0 and are held there: a number for
 #   each token of the vocabulary, at each place of each passage. Here that is 24 x 32 x 66 x 4 = 202,752 bytes. With
 #   1,024 places and GPT-2's vocabulary it would be 24 x 1,024 x 50,257 x 4 bytes = 4.9 GB.
+# - The second line is the trap of exercise 02.scatter: 9 samples on 4 GPUs become 3 chunks of 3, and one GPU is idle.
+#   The largest chunk is no larger than yours, so that the step takes as long.
 # - It copies parameters in large buffers instead of one by one, and on GPUs with NCCL it broadcasts them: fewer and better
 #   transfers, but still from one source.
 # - PyTorch recommends `DistributedDataParallel` instead, "even if there is only a single node". That is lab 03: no GIL
@@ -995,24 +1039,28 @@ record(
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-kept", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
 # After an optimizer step everything has changed: what would have to be told is as large as the parameters. If each
 # device applied the step itself, nothing would have to be sent, but then each needs the summed gradients and the
-# optimizer state. That is DDP: one all-reduce instead of a gather and a broadcast, and 16 psi bytes on every device.
+# optimizer state. That is DDP: one all-reduce, instead of gradients to device 0 and parameters back, and 16 psi bytes on
+# every device.
 
 # %% [markdown]
 # **Q3.** Somebody tests a DataParallel with AdamW, a batch of 24 on 4 devices, and compares the parameters after ten steps
-# with one device. Name two mistakes that this test cannot find.
+# with one device. Name two mistakes that this test cannot find. (Adam's step is the running mean of the gradient,
+# divided by the root of the running mean of its square. What does a factor of 4 in every gradient do to it?)
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-test", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
 # The plain mean: 24 is a multiple of 4. And a constant factor, such as gradients that are summed and never divided:
-# Adam divides the mean of the gradient by the root of the mean of its square, and a constant factor cancels. Compare
-# `.grad`, and use 13.
+# the factor stands above and below the line, and cancels. Compare `.grad`, and use 13 samples.
 
 # %% [markdown]
 # ## Sources
 #
 # - PyTorch documentation, *torch.nn.DataParallel* (docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html):
-#   replication in each forward, chunking, gradients summed, buffers of device 0, the recommendation of DDP.
-# - S. Li et al.: *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, arXiv 2006.15704, section 2:
-#   why `DataParallel` gave way to `DistributedDataParallel`.
+#   replication in each forward, chunking, gradients summed, buffers of device 0, the recommendation of DDP. Where the
+#   loss is computed and how parameters are copied stands in its code: torch/nn/parallel.
+# - PyTorch documentation, *torch.chunk*: fewer chunks than asked for.
+# - S. Li et al.: *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, arXiv 2006.15704:
+#   `DataParallel` (one process, many threads) and `DistributedDataParallel` (many processes) beside each other.
 # - S. Ioffe, C. Szegedy: *Batch Normalization*, arXiv 1502.03167, section 3: statistics of the mini-batch in training.
+# - Y. Wu, K. He: *Group Normalization*, arXiv 1803.08494: the error of BatchNorm against the samples per device.
 # - Python documentation, *Glossary*: global interpreter lock; PEP 703, for a Python without it.
 # - S. Rajbhandari et al.: *ZeRO*, arXiv 1910.02054, section 3: 16 bytes per parameter.
