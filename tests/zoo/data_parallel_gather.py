@@ -42,14 +42,31 @@ def pairwise(pieces, device):
 
 @right("02.gather")
 def without_the_empty(pieces, device):
-    """Leaves out empty pieces."""
-    return torch.cat([move(piece, device) for piece in pieces if piece.numel()])
+    """Leaves out empty pieces, but for the last one left."""
+    full = [piece for piece in pieces if piece.numel()] or pieces[:1]
+    return torch.cat([move(piece, device) for piece in full])
 
 
 @right("02.gather")
 def row_after_row(pieces, device):
     """Stacks single rows."""
-    return torch.stack([move(row, device) for piece in pieces for row in piece])
+    rows = [move(row, device) for piece in pieces for row in piece]
+    return torch.stack(rows) if rows else move(pieces[0], device)
+
+
+@wrong("02.gather", reason="crash", says="pieces of 0, 0 rows: .*\n.*even all of them")
+def nothing_left(pieces, device):
+    """Leaves out empty pieces, and cat gets none when all are."""
+    return torch.cat([move(piece, device) for piece in pieces if len(piece)])
+
+
+@wrong("02.gather", reason="crash", says="cpu.*\n.*with on\\(device\\)")
+def from_an_empty_one(pieces, device):
+    """Begins with an empty tensor, which is on the host."""
+    whole = torch.empty(0, *pieces[0].shape[1:])
+    for piece in pieces:
+        whole = torch.cat([whole, move(piece, device)])
+    return whole
 
 
 @wrong("02.gather", reason="crash", says="same device.*\n.*move")

@@ -62,10 +62,30 @@ def row_by_row(tensor, devices):
     return result
 
 
-@wrong("02.scatter", reason="values", says="3 pieces for 4 devices.*\n.*\n.*tensor_split")
+@wrong("02.scatter", reason="values", says="3 pieces for 4 devices.*\n.*\n.*chunk may give fewer")
 def chunk_as_it_is(tensor, devices):
     """torch.chunk gives fewer pieces than asked for: 9 rows in 4."""
     return [move(piece, device) for piece, device in zip(tensor.chunk(len(devices)), devices, strict=False)]
+
+
+@wrong("02.scatter", reason="values", says="N = 2, 6 rows: rows 4, 5 .*\n.*\n.*torch.split is the number of rows")
+def rows_for_pieces(tensor, devices):
+    """torch.split takes the rows of a piece, and zip drops the pieces that are too many."""
+    return [move(piece, device) for piece, device in zip(torch.split(tensor, len(devices)), devices, strict=False)]
+
+
+@wrong("02.scatter", reason="values", says="3 pieces for 2 devices.*\n.*\n.*torch.split is the number of rows")
+def rows_for_pieces_all(tensor, devices):
+    """The same, and all pieces are returned."""
+    pieces = tensor.split(len(devices))
+    return [move(piece, devices[i % len(devices)]) for i, piece in enumerate(pieces)]
+
+
+@wrong("02.scatter", reason="crash", says="device_of.*\n  look at: [^;]*$")
+def to_the_device_of_torch(tensor, devices):
+    """`tensor.device` of a logical device is the CPU; and a comprehension is no call."""
+    pieces = tensor.tensor_split(len(devices))
+    return [move(piece, pieces[0].device) for piece in pieces]
 
 
 @wrong("02.scatter", reason="values", says="N = 4, 13 rows: row 12 of 13 is lost")

@@ -75,12 +75,28 @@ class HalfWritten(Plain):
         raise NotImplementedError
 
 
-@wrong("02.DataParallel", reason="signature", says="a function of 2 arguments")
+@wrong("02.DataParallel", reason="signature", says="def __init__\\(self, module, devices\\)\n.*def __init__")
 class NoDevices(Plain):
     """Takes the module only."""
 
     def __init__(self, module):
         super().__init__(module, [])
+
+
+@wrong("02.DataParallel", reason="signature", says="def __call__\\(self, inputs\\)\n  look at: .*def __call__")
+class NoSelf(Plain):
+    """Forgets `self`."""
+
+    def __call__(inputs):  # noqa: N805
+        return inputs
+
+
+@wrong("02.DataParallel", reason="signature", says="def __init__\\(self, module, devices\\)\n  look at: .*def __init__")
+class NoSelfAtTheBeginning(Plain):
+    """Forgets `self` in the constructor."""
+
+    def __init__(module, devices):  # noqa: N805
+        module.devices = devices
 
 
 @wrong("02.DataParallel", reason="signature", says="no forward_backward")
@@ -94,7 +110,7 @@ class ForwardOnly:
         return self.module(inputs)
 
 
-@wrong("02.DataParallel", reason="crash", says="TypeError: .*takes 3 positional arguments but 4 were given")
+@wrong("02.DataParallel", reason="signature", says="forward_backward\\(self, inputs, targets\\)\n")
 class NoLossFunction(Plain):
     """Brings its own loss."""
 

@@ -78,6 +78,7 @@ def gather_cases() -> list[Case]:
         pieces((0, 1, 2), (1, 4, 2)),
         pieces((0, 1, 2, 3), (1, 1, 0, 0)),
         pieces((0, 1, 2), (2, 0, 3)),
+        pieces((0, 1), (0, 0)),
         pieces((0,), (4,)),
         pieces((2, 0, 3), (3, 2, 1)),
         pieces((0, 1, 2), (2, 2, 2), target=2),
@@ -101,9 +102,10 @@ def judge_scatter(bench: Bench, batch: Batch) -> Fault | None:
     if not isinstance(pieces, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in pieces):
         return Fault("values", f"{_kind(pieces)} was returned", f"a list of {count} tensors, one per device")
     if len(pieces) != count:
-        look = "torch.chunk may give fewer pieces than asked for; tensor_split never does"
         said = f"{len(pieces)} piece{'s' * (len(pieces) != 1)} for {count} devices"
-        return Fault("values", said, "one piece per device; a piece may be empty", look if len(pieces) < count else "")
+        look = "torch.chunk may give fewer pieces than asked for" if len(pieces) < count else ""
+        look = _BY_SIZE if _cut_by_size(list(map(len, pieces)), count) else look
+        return Fault("values", said, "one piece per device; a piece may be empty", look)
     for place, piece in enumerate(pieces):
         wrong = _shape_or_place(bench, f"piece {place}", piece, batch, batch.order[place])
         if wrong:
@@ -193,7 +195,8 @@ def _misplaced(rows: Sequence[list[int]], batch: Batch) -> Fault:
     if lost:
         said = f"row{'s' * (len(lost) > 1)} {_listed(lost)} of {batch.rows} {'are' if len(lost) > 1 else 'is'} lost"
         tail = len(rows) > 1 and lost == list(range(batch.rows - len(lost), batch.rows))
-        look = "the remainder when N does not divide the rows" if tail else ""
+        look = "the remainder when N does not divide the rows" if tail and batch.rows % len(rows) else ""
+        look = _BY_SIZE if tail and _cut_by_size(list(map(len, rows)), len(batch.order)) else look
         return Fault("values", said, "every row once, in order", look)
     if doubled:
         return Fault("values", f"row {doubled[0]} is there {flat.count(doubled[0])} times", "every row once, in order")
@@ -201,6 +204,14 @@ def _misplaced(rows: Sequence[list[int]], batch: Batch) -> Fault:
         shown = "; ".join(_listed(part) for part in rows)
         return Fault("values", f"the rows come as {shown}", "every row once, in order")
     return Fault("values", "the rows are in place, but their numbers have changed", "every row as it was")
+
+
+_BY_SIZE = "the second argument of torch.split is the number of rows in a piece, not the number of pieces"
+
+
+def _cut_by_size(sizes: list[int], count: int) -> bool:
+    """Whether N was taken for the size of a piece: N rows each, the last one what is left."""
+    return bool(sizes) and count > 1 and all(size == count for size in sizes[:-1]) and 0 < sizes[-1] <= count
 
 
 def _rows(piece: torch.Tensor) -> list[int]:

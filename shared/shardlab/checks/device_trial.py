@@ -222,25 +222,33 @@ def _stopped(exercise: str, cases: Sequence[Case], notes: Sequence[Any], error: 
     return CheckFailed(exercise, "crash", f"{case.name}: {error.report.splitlines()[0]}", "", look)
 
 
+_DEVICES = (
+    "one of the list, such as devices[i]; device_of(tensor) tells where a tensor lives: not numbers, not tensor.device"
+)
+_ON_HOST = "one is on the host: new tensors on a device are made `with on(device):`; for others move(tensor, device)"
 _EXPECTED = {
+    "two devices, cpu and": _ON_HOST,
+    " and cpu!": _ON_HOST,
     "Expected all tensors to be on the same device": "move(tensor, device) first: operations work within one device",
     "LogicalDevice": "new tensors on a device: `with on(device): torch.zeros(...)`; others: move(tensor, device)",
-    "expected one of the devices": "devices are the objects in the list, such as devices[0], not numbers",
-    "Cannot access accelerator": "devices are the objects in the list, such as devices[0], not numbers",
+    "expected one of the devices": _DEVICES,
+    "Cannot access accelerator": _DEVICES,
     "only Tensors created explicitly": "parameters of a copy are new leaves: nn.Parameter(move(old.detach(), device))",
-    "non-empty list of Tensors": "pieces can be empty, but there is at least one",
+    "non-empty list of Tensors": "there is at least one piece; pieces can be empty, even all of them",
 }
 
 
 def _raised(exercise: str, case: Case, raised: Raised) -> CheckFailed:
     if raised.type == "NotImplementedError" and raised.own:
-        return CheckFailed(exercise, "not written", "", look=line_at(raised.where))
+        said = f"{raised.where.function} raises NotImplementedError" if raised.where else ""
+        return CheckFailed(exercise, "not written", said, look=line_at(raised.where))
     text = (raised.message.strip().splitlines() or [""])[0][:MOST_CHARACTERS]
     if raised.type == "SystemExit":
         text = "sys.exit() ends the whole program"
     expected = next((hint for words, hint in _EXPECTED.items() if words in raised.message), "")
     look = line_at(raised.where)
-    look += f"; called in {line_at(raised.caller)}" if raised.caller else ""
+    if raised.caller and (raised.where is None or raised.caller.line != raised.where.line):  # no comprehension
+        look += f"; called in {line_at(raised.caller)}"
     return CheckFailed(exercise, "crash", f"{case.name}: {raised.type}: {text}", expected, look)
 
 
