@@ -74,7 +74,8 @@ from shardlab.widgets import charts
 # - The **rank** of a process is its number in the group, 0 to N-1. One also says "rank 2" for the process itself.
 #
 # `launch(fn, world_size=N)` starts N fresh Python processes, forms a process group of them, and runs the function `fn`
-# in each. All run the *same* function. Only the rank tells a process which part is its own.
+# in each. All run the *same* function. Only the rank tells a process which part is its own. A fresh process knows
+# nothing of this notebook: `launch` sends each one the function, and copies of everything of the notebook's that it uses.
 
 
 # %%
@@ -121,7 +122,8 @@ print("in the notebook:", shelf["number"])
 # ## 2. A message
 #
 # - `dist.send(tensor, dst)` gives `tensor` to rank `dst` and **returns when that rank has received it**;
-# - `dist.recv(tensor, src)` waits for a message from rank `src` and writes it **into** `tensor`.
+# - `dist.recv(tensor, src)` waits for a message from rank `src` and writes it **into** `tensor`. What it *returns* is
+#   only the sender's rank, a number: write `dist.recv(tensor, src)`, not `tensor = dist.recv(tensor, src)`.
 #
 # Both sides must make their call, or the one that did will wait. (So it is on CPUs, with the backend called gloo. On
 # GPUs, with NCCL, both only put the message into the GPU's queue, and the GPU waits instead of the Python code.)
@@ -595,7 +597,7 @@ table(
 
 # %%
 # NBVAL_CHECK_OUTPUT
-LENGTH = 300_000  # float32 elements of the full tensor: n = 1.2 MB
+LENGTH = 300_000 // WORLD_SIZE * WORLD_SIZE  # float32 elements, N equal pieces: n is about 1.2 MB
 
 
 def all_seven():
@@ -948,8 +950,8 @@ except LaunchError as report:
     print(report)
 
 # %% [markdown]
-# **Ranks that disagree on the order.** Two collectives on tensors of the same size, and the last rank calls them the
-# other way round. What would you expect: an error, a hang, or wrong numbers?
+# **Ranks that disagree on the order.** Two different collectives on tensors of the same size, and the last rank calls
+# them the other way round. What would you expect: an error, a hang, or wrong numbers?
 
 
 # %%
@@ -969,9 +971,53 @@ except LaunchError as report:
     print(report)
 
 # %% [markdown]
-# Without `launch` looking on, anything can happen, and the worst is that nothing seems to: the library matches calls by
-# their order alone, so the bytes of one operation can end up in the other, and the training goes on with wrong numbers.
-# That is what "in the same order" in section 5 is about.
+# `launch` compares what the ranks call, and sees that these are two different operations. gloo by itself says nothing:
+# here it would stand still until its time-out. That is the lucky case, because at least you notice.
+#
+# **The same operation, in two orders.** Now every rank sums two tensors: one of ones, and one of tens. The sums are N
+# and 10 N. Again the last rank takes them the other way round.
+#
+# **Predict.** An error, a hang, or a number: what does rank 0 have in the first sum?
+
+# %%
+first_sum = predict("the sum of the ones on rank 0, if it gets a number at all", N=WORLD_SIZE)
+
+
+# %%
+# NBVAL_CHECK_OUTPUT
+def two_sums():
+    ones, tens = torch.full((3,), 1.0), torch.full((3,), 10.0)
+    if dist.get_rank() < dist.get_world_size() - 1:
+        dist.all_reduce(ones)
+        dist.all_reduce(tens)
+    else:
+        dist.all_reduce(tens)
+        dist.all_reduce(ones)
+    return int(ones[0]), int(tens[0])
+
+
+run = launch(two_sums, world_size=WORLD_SIZE, device="cpu")
+table(
+    [
+        {
+            "rank": rank,
+            "ones, right": WORLD_SIZE,
+            "ones, got": run.results[rank][0],
+            "tens, right": 10 * WORLD_SIZE,
+            "tens, got": run.results[rank][1],
+        }
+        for rank in range(WORLD_SIZE)
+    ]
+)
+
+# %%
+first_sum.compare(run.results[0][0])
+
+# %% [markdown]
+# No error, no hang, no report, not even from `launch`: every number is wrong. All ranks called an all-reduce of 3
+# float32, twice, and nothing in a call says *which* tensor is meant. Calls are matched by their order alone, so the last rank's
+# tens were added to the others' ones: (N - 1) 1 + 10 = N + 9 instead of N. If these are the gradients of two layers of
+# the same size, the training goes on with wrong numbers. That is what "in the same order" in section 5 is about.
 #
 # **A rank that dies.** Here the last rank is killed, as the system does when memory runs out, while the others wait for
 # it in an all-reduce.
@@ -999,8 +1045,8 @@ except LaunchError as report:
 # - **MPI** has had ranks, `send`, `recv` and all these collectives since 1994, under the names that PyTorch uses.
 #   **NCCL** is NVIDIA's library for GPUs: its collectives are GPU kernels that copy straight from GPU to GPU. gloo,
 #   which you used here if you have no GPUs, does the same for CPUs.
-# - **Starting.** `torchrun` starts the processes on every machine, tells each its rank by environment variables, and
-#   starts all of them again when one dies.
+# - **Starting.** `torchrun` starts the processes of a machine, tells each its rank by environment variables, and ends
+#   all of them when one dies. With `--max-restarts=k` it then starts them again, up to k times; the default is 0.
 # - **Several groups.** A rank can belong to several process groups (`dist.new_group`), for example one for each
 #   machine. A collective concerns the ranks of its group only.
 # - **Finding the culprit.** PyTorch can keep the last calls of every rank (its "flight recorder") and compare them when
@@ -1060,7 +1106,8 @@ except LaunchError as report:
 # - PyTorch documentation, *Distributed communication package - torch.distributed*: the operations, and the default
 #   time-outs (`init_process_group`).
 # - MPI Forum: *MPI: A Message-Passing Interface Standard*: chapters "Point-to-Point Communication" and "Collective
-#   Communication", where all seven operations are drawn as rows and columns, as here.
+#   Communication". A figure of the latter draws four of the seven (broadcast, scatter, gather, all-gather) as rows and
+#   columns, as here.
 # - R. Thakur, R. Rabenseifner, W. Gropp: *Optimization of collective communication operations in MPICH*, IJHPCA 19(1),
 #   2005, section 3 (the model of time) and 4.2 (broadcast by trees and by pieces).
 # - `doc/PERFORMANCE.md` of NVIDIA's nccl-tests: what each collective must send.
