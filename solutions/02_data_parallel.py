@@ -867,9 +867,8 @@ def in_threads_of_one_process(work, amount, count):
 
 
 def timings(work, amount, rounds=3):
-    """On N ranks: seconds of one worker alone, of N threads in rank 0, of N processes, and the share of a core that the
-    worker alone got. Best of several rounds; in each the three come one after the other, so that a busy moment of the
-    machine meets all of them.
+    """On N ranks: seconds that one worker alone computes, that N threads of rank 0 take, and that N processes take; and
+    the share of a core that the worker alone got. Best of several rounds; in each the three come one after the other.
     """
     torch.set_num_threads(1)
     rank, best, share = dist.get_rank(), [float("inf")] * 3, 0.0
@@ -877,17 +876,18 @@ def timings(work, amount, rounds=3):
         for way in range(3):
             dist.barrier()
             began, computed = time.perf_counter(), time.thread_time()
-            if way == 0 and rank == 0:
-                work(amount)
-                share = max(
-                    share, (time.thread_time() - computed) / (time.perf_counter() - began)
-                )
             if way == 1 and rank == 0:
                 in_threads_of_one_process(work, amount, dist.get_world_size())
-            if way == 2:
+            elif way == 2 or rank == 0:
                 work(amount)
-            dist.barrier()  # the slowest counts
-            best[way] = min(best[way], time.perf_counter() - began)
+            seconds, computed = time.perf_counter() - began, time.thread_time() - computed
+            if way == 0:
+                share = max(share, computed / seconds)
+                seconds = computed  # without the time in which it waited for a core
+            if way == 2:
+                dist.barrier()  # the slowest counts
+                seconds = time.perf_counter() - began
+            best[way] = min(best[way], seconds)
     return *best, share
 
 
@@ -911,12 +911,12 @@ print(f"{WORLD_SIZE} workers, {cores} cores: at best {at_best:.3g} times as long
 busy = min(share for *_, share in measured.values())
 print(f"one worker alone got at least {100 * busy:.0f} % of a core")
 if busy < 0.9:
-    print("the machine is busy with other things: no ratio below is worth much")
+    print("the machine is busy with other things: the ratios below are too high")
 table(
     [
         {
             "work": name.replace("_", " "),
-            "one worker (s)": alone,
+            "one worker computes (s)": alone,
             "N threads, times that": threads / alone,
             "N processes, times that": processes / alone,
         }
@@ -927,7 +927,9 @@ table(
 # %% [markdown]
 # Read it like this. N workers do N times the work. With a core for each they could be done in the time of one. With
 # fewer cores the best is N workers, divided by the number of cores: the line above says what that is here. (Where two
-# "cores" are the two halves of one, as on many machines, even that is out of reach.)
+# "cores" are the two halves of one, as on many machines, even that is out of reach.) For one worker alone the time is
+# counted in which it had a core. For N workers it is the time on the clock, so that other programs can only raise the
+# ratios.
 #
 # - **Counting:** the GIL lets one thread count at a time, so N threads need N times as long as one alone, and some time
 #   for handing the lock over: about N or more, on any number of cores. N processes each have a GIL of their own, and
@@ -940,7 +942,7 @@ table(
 #   to be slower here. Memory and caches, which all workers share, may be one, for threads and processes alike.
 #
 # The counting line shows what the GIL must cost. How much it costs in the other lines depends on the machine and on
-# what else runs there: a process with N threads and N processes are not given the same share of a busy machine.
+# what else runs there: one process with N threads does not get the same share of a busy machine as N processes.
 #
 # Training on GPUs is more like the second line than one would think: Python only *launches* the work, thousands of small
 # calls per step, and a fast GPU can be done before Python has launched the next.
