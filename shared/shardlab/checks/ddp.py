@@ -67,7 +67,8 @@ def _explained(failed: CheckFailed) -> CheckFailed:
     if failed.reason != "crash" or failed.expected:
         return failed
     expected = next((hint for words, hint in _EXPECTED.items() if words in failed.seen), "")
-    told = CheckFailed(failed.exercise, failed.reason, failed.seen, expected, failed.look)
+    seen = failed.seen.partition(". ")[0] if expected else failed.seen  # torch goes on with other advice
+    told = CheckFailed(failed.exercise, failed.reason, seen, expected, failed.look)
     for note in getattr(failed, "__notes__", ()):
         told.add_note(note)  # what the solution printed
     return told

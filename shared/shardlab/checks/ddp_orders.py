@@ -25,13 +25,13 @@ def judge_orders(table: Table) -> Finding | None:
         if table[one] == table[other]:
             return Finding(f"{numbers} have the same order ({at})", expected, _why_equal(table, what, one, other))
         over_all = f"{expected}, drawn over all items, before they are dealt to the ranks"
-        if len(partitions[one]) > 1 and partitions[one] == partitions[other]:
-            seen = f"in {numbers} the same items are together on one rank, in another order ({at})"
-            return Finding(seen, over_all, "shuffle all items first, then take this rank's part")
         kept = len(neighbours[one] & neighbours[other]) / max(1, len(neighbours[one]))
         if kept > 0.5:
             seen = f"in {numbers} {kept:.0%} of the items follow the same one as before ({at})"
             return Finding(seen, over_all, f"one order rolled or reversed is no new order: draw one for each {what}")
+        if len(partitions[one]) > 1 and partitions[one] == partitions[other]:
+            seen = f"in {numbers} the same items are together on one rank, in another order ({at})"
+            return Finding(seen, over_all, "shuffle all items first, then take this rank's part")
     return None
 
 
