@@ -881,7 +881,7 @@ def timings(work, amount, rounds=3):
             elif way == 2 or rank == 0:
                 work(amount)
             seconds, computed = time.perf_counter() - began, time.thread_time() - computed
-            if way == 0:
+            if way == 0 and rank == 0:
                 share = max(share, computed / seconds)
                 seconds = computed  # without the time in which it waited for a core
             if way == 2:
