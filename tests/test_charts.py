@@ -62,3 +62,9 @@ def test_kinds_differ_without_colour_and_can_be_read():
     assert len({(kind.sign, kind.hatch) for kind in KINDS.values()}) == len(KINDS)
     for kind in KINDS.values():
         assert contrast(kind.text, kind.fill) >= 4.5
+
+
+def test_long_names_go_on_in_a_second_line():
+    (axes,) = state_bars({"float32, AdamW": STATES, "float16, your engine": STATES}).axes
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert names == ["float32,\nAdamW", "float16, your\nengine"]

@@ -39,6 +39,7 @@ MODULES = {
         "states_wrong_overflow",
         "states_wrong_update",
         "states_wrong_use",
+        "states_wrong_state",
         "states_wrong_ranks",
     ),
     "02": (

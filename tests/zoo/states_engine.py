@@ -30,8 +30,8 @@ class Engine:
         master = p.detach().to(torch.float32, copy=True)
         return {
             "master": master,
-            "first": torch.zeros_like(master),
-            "second": torch.zeros_like(master),
+            "first_moment": torch.zeros_like(master),
+            "second_moment": torch.zeros_like(master),
             "step": 0,
         }
 
@@ -74,8 +74,8 @@ class Engine:
         s, (b1, b2) = self.state[p], self.betas
         s["step"] += 1
         g = self.gradient(p)
-        s["first"].mul_(b1).add_(g, alpha=1 - b1)
-        s["second"].mul_(b2).addcmul_(g, g, value=1 - b2)
+        s["first_moment"].mul_(b1).add_(g, alpha=1 - b1)
+        s["second_moment"].mul_(b2).addcmul_(g, g, value=1 - b2)
         self.descend(p, s)
 
     def gradient(self, p):
@@ -90,7 +90,7 @@ class Engine:
 
     def corrected(self, s):
         (b1, b2), t = self.betas, s["step"]
-        return s["first"] / (1 - b1**t), s["second"] / (1 - b2**t)
+        return s["first_moment"] / (1 - b1**t), s["second_moment"] / (1 - b2**t)
 
     def write(self, p, master):
         p.copy_(master)

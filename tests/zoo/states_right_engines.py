@@ -86,8 +86,8 @@ class FoldsTheScaleIntoTheUpdate(Engine):
         s["step"] += 1
         inverse = 1.0 / self.scale
         g = p.grad.float()
-        s["first"].mul_(b1).add_(g, alpha=(1 - b1) * inverse)
-        s["second"].mul_(b2).addcmul_(g, g, value=(1 - b2) * inverse**2)
+        s["first_moment"].mul_(b1).add_(g, alpha=(1 - b1) * inverse)
+        s["second_moment"].mul_(b2).addcmul_(g, g, value=(1 - b2) * inverse**2)
         self.descend(p, s)
 
 
@@ -97,7 +97,7 @@ class UsesTorchsAdamW(Engine):
 
     def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, **scaling):
         super().__init__(parameters, lr, betas, eps, weight_decay, **scaling)
-        self.state = None
+        self.state = {}
         self.masters = [torch.nn.Parameter(p.detach().float().clone()) for p in self.parameters]
         self.inner = torch.optim.AdamW(self.masters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
@@ -111,6 +111,9 @@ class UsesTorchsAdamW(Engine):
         self.inner.zero_grad()
         for p, master in zip(self.parameters, self.masters, strict=True):
             p.copy_(master)
+            if kept := self.inner.state.get(master):
+                moments = {"first_moment": kept["exp_avg"], "second_moment": kept["exp_avg_sq"]}
+                self.state[p] = {"master": master, **moments}
 
 
 @right(ENGINE)
@@ -119,12 +122,17 @@ class OneFlatBuffer(Engine):
 
     def __init__(self, parameters, *args, **kwargs):
         super().__init__(parameters, *args, **kwargs)
-        self.state, self.steps, at = None, 0, 0
+        self.steps, at = 0, 0
         self.flat = torch.cat([p.detach().float().reshape(-1) for p in self.parameters])
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.slices = {}
         for p in self.parameters:
-            self.slices[p] = slice(at, at + p.numel())
+            self.slices[p] = here = slice(at, at + p.numel())
+            self.state[p] = {
+                "master": self.flat[here],
+                "first_moment": self.first[here],
+                "second_moment": self.second[here],
+            }
             at += p.numel()
 
     def new_state(self, p):
@@ -200,7 +208,7 @@ class RestoresFromACopy(Engine):
 
 @right(ENGINE)
 class ScaleIsAProperty(Engine):
-    """The scale is a tensor behind a property; zero_grad leaves zeros; the step count is a tensor."""
+    """The scale is a tensor behind a property; zero_grad leaves zeros."""
 
     @property
     def scale(self):
@@ -209,9 +217,6 @@ class ScaleIsAProperty(Engine):
     @scale.setter
     def scale(self, value):
         self._scale = torch.tensor(float(value))
-
-    def new_state(self, p):
-        return {**super().new_state(p), "step": torch.zeros(())}
 
     def zero_grad(self):
         for p in self.parameters:
@@ -241,7 +246,7 @@ class ForEach(Engine):
         states = [self.state[p] for p in with_gradient]
         self.count = getattr(self, "count", 0) + 1
         g = torch._foreach_div([p.grad.float() for p in with_gradient], self.scale)
-        m, v, w = ([s[name] for s in states] for name in ("first", "second", "master"))
+        m, v, w = ([s[name] for s in states] for name in ("first_moment", "second_moment", "master"))
         torch._foreach_lerp_(m, g, 1 - b1)
         torch._foreach_mul_(v, b2)
         torch._foreach_addcmul_(v, g, g, 1 - b2)
@@ -265,11 +270,3 @@ class GrowsByAModulo(Engine):
     def shrink(self):
         self.good = 0
         self.scale = max(1.0, 0.5 * self.scale)
-
-
-@right(ENGINE)
-class FloatAliasesFloat32(Engine):
-    """`.float()` of an fp32 parameter is the parameter: no second copy, and the same numbers."""
-
-    def new_state(self, p):
-        return {**super().new_state(p), "master": p.detach().float()}

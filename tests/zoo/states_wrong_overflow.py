@@ -180,8 +180,8 @@ class MomentsDecayInASkip(Engine):
     def shrink(self):
         super().shrink()
         for s in self.state.values():
-            s["first"] *= self.betas[0]
-            s["second"] *= self.betas[1]
+            s["first_moment"] *= self.betas[0]
+            s["second_moment"] *= self.betas[1]
 
 
 @wrong(ENGINE, reason="values", says=r"step\(\) skipped, yet parameter 0")

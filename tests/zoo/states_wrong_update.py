@@ -29,7 +29,7 @@ class RebuildsTheMaster(Engine):
         super().descend(p, s)
 
 
-@wrong(ENGINE, reason="values", says=VANISH)
+@wrong(ENGINE, reason="memory", says=r'float16 weights of 1(?s:.*)"master" of parameter 0 in self.state is float16')
 class MasterInSixteenBits(Engine):
     """The master is a copy, but of the same type."""
 
@@ -37,7 +37,9 @@ class MasterInSixteenBits(Engine):
         return {**super().new_state(p), "master": p.detach().clone()}
 
 
-@wrong(ENGINE, reason="values", says=r"float32 weights: step 1: parameter 0(?s:.*)has not moved")
+@wrong(
+    ENGINE, reason="values", says=r'float32 weights: step 1: parameter 0(?s:.*)has not moved(?s:.*)"master" is right'
+)
 class NeverWritesBack(Engine):
     """The master weights move, the model's do not."""
 
@@ -45,7 +47,7 @@ class NeverWritesBack(Engine):
         pass
 
 
-@wrong(ENGINE, reason="values", says=r"has not moved")
+@wrong(ENGINE, reason="values", says=r'has not moved(?s:.*)"master" is right, the parameter is not its rounded copy')
 class RebindsAName(Engine):
     """`p = master.half()` changes what the name p stands for."""
 
@@ -53,7 +55,7 @@ class RebindsAName(Engine):
         p = master.to(p.dtype)
 
 
-@wrong(ENGINE, reason="values", says=r"float16 weights of 1: step 1: parameter 0 is float32 now")
+@wrong(ENGINE, reason="memory", says=r'"master" of parameter 0 in self.state and a parameter share one memory')
 class MakesTheWeightsFloat32(Engine):
     """p.data = master: now the model computes in fp32."""
 
@@ -61,19 +63,21 @@ class MakesTheWeightsFloat32(Engine):
         p.data = master
 
 
-@wrong(ENGINE, reason="values|memory", says=r"memory|parameter")
+@wrong(
+    ENGINE, reason="memory", says=r'float16 weights of 1(?s:.*)"first_moment" of parameter 0 in self.state is float16'
+)
 class MomentsInSixteenBits(Engine):
     """zeros_like(p) has the type of p."""
 
     def new_state(self, p):
-        return {**super().new_state(p), "first": torch.zeros_like(p), "second": torch.zeros_like(p)}
+        return {**super().new_state(p), "first_moment": torch.zeros_like(p), "second_moment": torch.zeros_like(p)}
 
     def update(self, p):
         s, (b1, b2) = self.state[p], self.betas
         s["step"] += 1
         g = self.gradient(p)
-        s["first"].copy_(b1 * s["first"].float() + (1 - b1) * g)
-        s["second"].copy_(b2 * s["second"].float() + (1 - b2) * g * g)
+        s["first_moment"].copy_(b1 * s["first_moment"].float() + (1 - b1) * g)
+        s["second_moment"].copy_(b2 * s["second_moment"].float() + (1 - b2) * g * g)
         self.descend(p, s)
 
     def corrected(self, s):
@@ -85,7 +89,7 @@ class NoBiasCorrection(Engine):
     """The moments as they are."""
 
     def corrected(self, s):
-        return s["first"], s["second"]
+        return s["first_moment"], s["second_moment"]
 
 
 @wrong(ENGINE, reason="values", says=r"bias correction of the second moment")
@@ -93,10 +97,10 @@ class CorrectsTheFirstOnly(Engine):
     """The second moment is not corrected."""
 
     def corrected(self, s):
-        return super().corrected(s)[0], s["second"]
+        return super().corrected(s)[0], s["second_moment"]
 
 
-@wrong(ENGINE, reason="values", says=r"inf or NaN: a division by zero\? The first step is t = 1")
+@wrong(ENGINE, reason="values", says=r"inf or NaN, both moments are right: a division by zero\?(?s:.*)t = 1")
 class CountsFromZero(Engine):
     """1 - beta**0 is 0."""
 
@@ -184,7 +188,7 @@ class EpsHat(Engine):
         (b1, b2), t, w = self.betas, s["step"], s["master"]
         rate = self.lr * (1 - b2**t) ** 0.5 / (1 - b1**t)
         w.mul_(1 - self.lr * self.weight_decay)
-        w.sub_(rate * s["first"] / (s["second"].sqrt() + self.eps))
+        w.sub_(rate * s["first_moment"] / (s["second_moment"].sqrt() + self.eps))
         self.write(p, w)
 
 

@@ -29,7 +29,10 @@ def breakdown(trial: Trial) -> CheckFailed:
             return _stranger(trial, rank_noted, note)
         if isinstance(note, Endless):
             said = f"{trial.at(note.case, rank_noted)}: {note.what} and still not done"
-            return trial.failed(note.case, "hang", said, "a loop that ends", line_at(note.where))
+            expected = "a loop that ends"
+            if "nothing but" in note.what:
+                expected += "; a loop cannot see a message come: recv waits for it, and without recv nothing comes"
+            return trial.failed(note.case, "hang", said, expected, line_at(note.where))
     # When waits were the fault, what ranks raised while they were being ended says nothing.
     waited = error.kind in ("deadlock", "timeout")
     raised = [note for note in trial.notes[rank] if isinstance(note, Raised) and not waited]
@@ -74,8 +77,9 @@ def _stranger(trial: Trial, rank: int, note: Stranger) -> CheckFailed:
         expected += "; with N = 1 there is nothing to do that takes a message" if n == 1 else ""
     else:
         ranks = f"ranks are {'0 and' if n == 2 else '0 to'} {n - 1}"
-        said = f"N = {n}: rank {rank} {verb} rank {note.peer}; {ranks}: forgotten % N?"
-        expected = "counting on from rank N-1 one comes to rank 0 again: (r + k) % N"
+        said = f"N = {n}: rank {rank} {verb} rank {note.peer}; {ranks}: forgotten % N? Or is N not {n} there?"
+        expected = "counting on from rank N-1 one comes to rank 0 again: (r + k) % N, with N = dist.get_world_size(),"
+        expected += f" here {n}, whatever it is in the notebook"
     return trial.failed(note.case, "crash", said, expected, line_at(note.where))
 
 
@@ -132,17 +136,20 @@ _EXPECTED = {
     "0-dim tensor": "a 0-d tensor has no dimension to cut or index: flatten it first",
     "zero-dimensional": "a 0-d tensor has no dimension to cut or index: flatten it first",
     "0 dimension": "a 0-d tensor has no dimension to cut or index: flatten it first",
+    "name 'display' is not defined": "print(...) in a rank: display exists in the notebook's own process only",
     "rank should not be the same": "two different ranks; with N = 1 there is nothing to do that takes a message",
     "Invalid destination rank": "ranks run from 0 to N-1, and a rank does not send to itself",
-    "must match the size": "tensors of one size: chunks can differ in size",
-    "match the broadcast shape": "tensors of one size: chunks can differ in size",
-    "to be equal size": "chunks can differ in size",
+    "must match the size": "tensors of one size",
+    "match the broadcast shape": "tensors of one size",
+    "to be equal size": "tensors of one size",
 }
 
 
 def _raised(trial: Trial, rank: int, raised: Raised) -> CheckFailed:
     text = re.sub(r"\[enforce fail at [^\]]*\] ", "", (raised.message.strip().splitlines() or [""])[0])
     expected = next((hint for words, hint in _EXPECTED.items() if words in raised.message), "")
+    if expected == "tensors of one size" and trial.exercise.startswith("04."):
+        expected += ": chunks can differ in size"
     short = [f"{name} has {length}" for name, length in raised.lists if length != trial.world_size]
     if short:
         expected = f"one for each of the {trial.world_size} ranks; here {', '.join(short[:2])}"
@@ -173,6 +180,11 @@ def _hang(trial: Trial, case: int, error: LaunchError) -> CheckFailed:
         # In the check's own barrier stands who has returned; the report cannot know that.
         cause = _uneven(trial, case, [one.rank for one in stuck])
     line = next((f"{one.place}: {one.source}" for one in computing + stuck if one.source), "")
+    if len(stuck) == trial.world_size > 1 and cause.startswith("every rank receives first"):
+        said.append("every rank receives first, so nobody sends")
+        seen = f"{trial.at(case)}: {'; '.join([*said[: min(MOST_RANKS, len(stuck))], said[-1]])}"
+        expected = "a rank that sends first, while others receive first: not all ranks can do the same"
+        return trial.failed(case, "hang", seen, expected, line)
     seen = f"{trial.at(case)}: {'; '.join(said[:MOST_RANKS])}{more}"
     return trial.failed(case, "hang", seen, cause, line)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -71,11 +72,10 @@ def _shape(returned: Any) -> Finding | None:
         return Finding(f"it returned a dict with the keys {sorted(map(str, returned))}", expected)
     for kind in KINDS:
         try:
-            whole = int(returned[kind]) == returned[kind]
-        except (TypeError, ValueError, OverflowError):
-            whole = False
-        if not whole:
-            return Finding(f'"{kind}" is {returned[kind]!r}', "a whole number of bytes")
+            operator.index(returned[kind])
+        except TypeError:
+            said = f'"{kind}" is {returned[kind]!r}, of type {type(returned[kind]).__name__}'
+            return Finding(said, "a whole number of bytes, an int")
     return None
 
 
@@ -107,12 +107,16 @@ def _mistakes(kind: str, model: nn.Module, optimizer: Any) -> list[tuple[str, in
             for size in (4, 2)
             if sizes != {size}
         ),
+        # In some cases this and the next give one number; then these words are true of both.
         (
-            "counted by elements of each tensor. Several tensors can share one memory, and a slice keeps all of the"
-            " memory behind it alive: tensor.untyped_storage() is that memory, .nbytes() its size",
+            "memory that several tensors share counts once: tensor.untyped_storage().data_ptr() tells one from another",
+            sum(one.untyped_storage().nbytes() for one in tensors),
+        ),
+        (
+            "counted by elements of each tensor. A slice keeps all of the memory behind it alive, and several tensors"
+            " can share one: tensor.untyped_storage() is that memory, .nbytes() its size",
             sum(one.numel() * one.element_size() for one in tensors),
         ),
-        ("memory that several tensors share counts once", sum(one.untyped_storage().nbytes() for one in tensors)),
         (
             "each memory is counted once, but by the elements of one tensor in it: a slice keeps all of it alive",
             sum({one.untyped_storage()._cdata: one.numel() * one.element_size() for one in reversed(tensors)}.values()),
@@ -146,6 +150,13 @@ def _mistakes(kind: str, model: nn.Module, optimizer: Any) -> list[tuple[str, in
         twice = sum(2 * one.untyped_storage().nbytes() for one in model.parameters())
         moments = [state.get(name) for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
         found += [
+            (
+                "memory that the states of several parameters share counts once, across all of them",
+                sum(
+                    held(one for one in state.values() if isinstance(one, torch.Tensor))
+                    for state in optimizer.state.values()
+                ),
+            ),
             ("a step count that is a tensor holds bytes too", held(large)),
             ("that is twice the weights; look at what the optimizer really holds", twice),
             (

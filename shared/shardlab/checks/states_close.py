@@ -31,11 +31,6 @@ def excess(weight: torch.Tensor, right: torch.Tensor) -> float:
     return math.inf if off.isnan().any() else float(off.max()) if off.numel() else 0.0
 
 
-def unmoved(weight: torch.Tensor, start: torch.Tensor) -> bool:
-    """Whether some element is where it was at the start."""
-    return bool((weight.double() == start).any())
-
-
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one.double(), other.double(), rtol=2e-3, atol=0, equal_nan=True)
 

@@ -10,7 +10,8 @@ import torch
 from ..errors import CheckFailed
 from ..theory import format_bytes
 from .observe import Trial, line_of
-from .states_close import close, definition, excess, ops, short, shown, unmoved, worst
+from .states_close import close, definition, excess, ops, short, shown, worst
+from .states_explain import about_gradient, about_moments, about_weights
 from .states_play import Played, StepSeen
 from .states_reference import VARIATIONS, Expected, expected
 from .states_script import EngineCase, Script
@@ -43,6 +44,7 @@ class Judge:
                     at.gradients(rank)
                 at.decisions()
                 for rank in ranks:
+                    at.state(rank)
                     at.weights(rank)
         if self.case.same_end:
             self._same_end()
@@ -106,6 +108,17 @@ class _Moment:
                 raise self.failed(
                     "calls", rank, f"step makes {len(calls)} {ops(calls)} calls", wanted, line_of(calls[0])
                 )
+        self._together()
+
+    def _together(self) -> None:
+        """Collectives are made by all ranks or by none."""
+        made = [[call for call in self.seen(rank).calls if not call.point_to_point] for rank in range(len(self.right))]
+        counts = [len(calls) for calls in made]
+        if len(set(counts)) > 1:
+            rank, fewest = counts.index(max(counts)), counts.index(min(counts))
+            said = f"this rank calls {ops(made[rank])}, rank {fewest} {'does not' if not min(counts) else 'less often'}"
+            wanted = "the same calls on every rank, overflow or not: the others are waited for, now or in a later step"
+            raise self.failed("calls", rank, said, wanted, line_of(made[rank][0]))
 
     def gradients(self, rank: int) -> None:
         """Of `.grad` after backward, before anything else was done to it."""
@@ -125,28 +138,21 @@ class _Moment:
                     f"parameter {parameter}, element {place}: after backward(loss) .grad is"
                     f" {shown(seen, place)}, where the loss's gradient is {shown(gradient, place)}"
                 )
-                look = self._about_gradient(seen, wanted, gradient, scale, parameter)
+                look = about_gradient(self.script, self.number, parameter, seen, wanted, gradient, scale)
             times = self.script.steps[self.number].backwards
             added = f", added up over {times} calls of backward" if times > 1 else ""
             place = 0 if seen is None else worst(seen, wanted)
             raise self.failed("values", rank, said, f"{shown(wanted, place)}: scale {scale:g} times that{added}", look)
-
-    def _about_gradient(
-        self, seen: torch.Tensor, wanted: torch.Tensor, gradient: torch.Tensor, scale: float, parameter: int
-    ) -> str:
-        dtype, times = self.script.dtype(parameter), self.script.steps[self.number].backwards
-        lost = "what underflows in backward stays zero: multiply the loss by the scale, before its backward"
-        if not seen.any() and wanted.any():
-            return lost
-        if close(seen, (gradient * times).to(dtype)) and scale != 1:
-            return "backward: the loss is to be multiplied by the scale before its backward"
-        if close(seen, ((gradient.to(dtype) * times) * scale).to(dtype)):
-            return lost
-        if times > 1 and close(seen, wanted / times):
-            return "backward adds to .grad, as loss.backward() does: who wants it empty calls zero_grad()"
-        if self.number:
-            return "is the old gradient still there? zero_grad() is called after every step"
-        return ""
+        before, after = self.seen(rank).loss
+        if after != before and not (after != after and before != before):
+            said = f"backward(loss) changed the caller's loss from {before:g} to {after:g}"
+            raise self.failed(
+                "values",
+                rank,
+                said,
+                "a loss as it was: loss * self.scale is a new tensor, loss *= self.scale is not",
+                "backward",
+            )
 
     def decisions(self) -> None:
         """Whether each rank stepped, and its scale afterwards."""
@@ -205,6 +211,12 @@ class _Moment:
     def seen_at(self, rank: int, step: int) -> StepSeen:
         return self.judge.played[rank].steps[self.engine][step]
 
+    def state(self, rank: int) -> None:
+        """What is kept in self.state: the contract's names and dtypes, in memory of their own."""
+        found = self.seen(rank).state
+        if found.seen:
+            raise self.failed(found.reason, rank, found.seen, found.expected, "where self.state is made")
+
     def weights(self, rank: int) -> None:
         seen, wanted = self.seen(rank), self.right[rank][self.number]
         if seen.weights is None:
@@ -218,6 +230,9 @@ class _Moment:
             self._unchanged(rank, seen.weights)
         if not any(self._agree(seen.weights, right.weights) for right in [wanted, *alternatives]):
             raise self._wrong_weights(rank, seen.weights, wanted)
+        if seen.lost:
+            stays = ".grad stays until the caller calls zero_grad(): step only reads it"
+            raise self.failed("values", rank, seen.lost, stays)
         if not seen.cleared:
             raise self.failed("values", rank, "after zero_grad() a gradient is left", "None, or zeros", "zero_grad")
 
@@ -252,21 +267,25 @@ class _Moment:
         return self.failed("values", rank, said, shown(right, place), self._explained(rank, weights, wanted))
 
     def _explained(self, rank: int, weights: list[torch.Tensor], wanted: Expected) -> str:
-        """The words of the variation that gives what was seen, if one does."""
-        if any(step.power < -20 for step in self.script.steps) and any(
-            map(unmoved, weights, self.script.weights(rank))
-        ):
-            return "the gradient became zero when it was unscaled in 16 bits: convert it to float32, then divide"
+        """The words of the variation that gives what was seen, if one does; else what the engine's state tells."""
         for how, words in VARIATIONS.items():
             if how in self.script.accepts:
                 continue
             other = expected(self.script, rank, len(self.right), how)[self.number].weights
             if all(weight.isfinite().all() for weight in other) and self._agree(weights, other):
                 return words
+        kept = self.seen(rank).state.kept
+        before = self.seen_at(rank, self.number - 1).state.kept if self.number else []
+        told = about_moments(self.script, self.number, kept, before, wanted)
+        if told:
+            return told
         for parameter, weight in enumerate(weights):
             if not weight.isfinite().all():
-                return f"parameter {parameter} holds inf or NaN: a division by zero? The first step is t = 1"
-        return ""
+                return (
+                    f"parameter {parameter} holds inf or NaN, both moments are right: a division by zero? The first"
+                    " step is t = 1"
+                )
+        return about_weights(kept, weights, wanted)
 
     @property
     def _scale_before(self) -> float:

@@ -59,6 +59,9 @@ def _of_dtype(dtype: torch.dtype, kind: Callable[..., torch.optim.Optimizer], **
     return make
 
 
+PADDING = 6  # elements at the end of a flat buffer that are nobody's
+
+
 class _Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -98,10 +101,10 @@ def _tied(shared: str) -> Callable[[], Pair]:
 
 
 def _flat() -> Pair:
-    """Weights and gradients are views of two long buffers."""
+    """Weights and gradients are views of two long buffers, which are a little longer than all of them."""
     model = _net()
     count = sum(parameter.numel() for parameter in model.parameters())
-    weights, gradients, at = torch.zeros(count), torch.zeros(count), 0
+    weights, gradients, at = torch.zeros(count + PADDING), torch.zeros(count + PADDING), 0
     for parameter in model.parameters():
         piece = slice(at, at + parameter.numel())
         parameter.data, parameter.grad = weights[piece].view_as(parameter), gradients[piece].view_as(parameter)
@@ -113,6 +116,37 @@ def _slice() -> Pair:
     model = nn.Linear(7, 3, bias=False)
     model.weight.data = torch.zeros(100, 7)[10:13]
     return _stepped(model, torch.optim.AdamW(model.parameters()))
+
+
+def _sliced_gradients() -> Pair:
+    model, optimizer = _adamw()
+    for parameter in model.parameters():
+        whole = torch.ones(20, *parameter.shape)
+        parameter.grad = whole[3]
+    return model, optimizer
+
+
+def _flat_states(own: bool) -> Callable[[], Pair]:
+    """An engine's states as views of flat buffers. own: one buffer for each parameter, else one for each kind."""
+
+    def make() -> Pair:
+        model = _net().half()
+        parameters, state = list(model.parameters()), {}
+        count = sum(parameter.numel() for parameter in parameters)
+        kinds, at = ("master", "first_moment", "second_moment"), 0
+        whole = {kind: torch.zeros(count + PADDING) for kind in kinds}
+        for parameter in parameters:
+            size = parameter.numel()
+            alone = torch.zeros(3 * size + PADDING)
+            state[parameter] = {
+                kind: alone[place * size : (place + 1) * size] if own else whole[kind][at : at + size]
+                for place, kind in enumerate(kinds)
+            }
+            at += size
+        _backward(model)
+        return model, SimpleNamespace(state=state)
+
+    return make
 
 
 def _batch_norm() -> Pair:
@@ -166,6 +200,9 @@ MAKERS: dict[str, Callable[[], Pair]] = {
     "two parameters that share one memory": _tied("memory"),
     "weights that are views of one buffer": _flat,
     "a weight that is a slice of a larger tensor": _slice,
+    "gradients that are slices of larger tensors": _sliced_gradients,
+    "an engine's states as views of three flat buffers": _flat_states(own=False),
+    "an engine's states as views of one buffer per parameter": _flat_states(own=True),
     "BatchNorm, AdamW with amsgrad": _batch_norm,
     "a frozen layer": _frozen,
     "an optimizer of one layer only": _only_a_part,

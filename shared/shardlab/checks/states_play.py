@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import GroupMember
 from ..meters import memory_so_far, on_call
 from ..records import Call, Where
 from .notes import Judged, Prepared
+from .states_inside import StateSeen, look_inside
 from .states_script import EngineCase, Script
 
 
@@ -32,6 +33,9 @@ class StepSeen:
     cleared: bool
     calls: list[Call]
     where: Where | None  # of the engine's `step`
+    state: StateSeen
+    lost: str  # what step() did to gradients that it must leave alone
+    loss: tuple[float, float]  # before and after backward
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,12 @@ class _Life:
         handed = (each for each in self.parameters) if script.generator else self.parameters
         self.engine = engine(handed, **script.options)
         self.seen: list[StepSeen] = []
+        self.stepped: set[int] = set()  # places of the parameters that have been updated
         self.windows: list[tuple[float, float]] = []  # live bytes before a step, the highest in it
 
     def step(self, number: int, look: bool) -> None:
         plan, engine = self.script.steps[number], self.engine
-        self._backward(number)
+        loss = self._backward(number)
         gradients = [None if each.grad is None else each.grad.detach().clone() for each in self.parameters]
         for parameter in self.parameters:
             if parameter.grad is None or not plan.between:
@@ -104,6 +109,7 @@ class _Life:
                 parameter.grad.mul_(0.5)
             else:
                 parameter.grad = parameter.grad * 0.5
+        handed = [None if each.grad is None else bool(each.grad.count_nonzero()) for each in self.parameters]
         calls: list[Call] = []
         step = _method(engine, "step")
         before = 0.0 if look else memory_so_far().at_end.time
@@ -114,22 +120,40 @@ class _Life:
             live = [sample.live for sample in record.samples if sample.time >= before]
             self.windows.append((record.at_end.live, max(live, default=record.at_end.live)))
         last = number == len(self.script.steps) - 1
-        weights = None
+        lost = self._lost(handed)
+        if _truth(returned) is True:
+            self.stepped |= {place for place, each in enumerate(handed) if each is not None}
+        weights, state = None, StateSeen()
         if look and (last or number % self.script.every == 0):
             weights = [parameter.detach().clone() for parameter in self.parameters]
+            state = look_inside(engine, self.parameters, self.stepped)
         _method(engine, "zero_grad")()
         left = [each.grad for each in self.parameters if each.grad is not None]
         cleared = not any(bool(gradient.count_nonzero()) for gradient in left)
         where = _where(step)
-        seen = StepSeen(gradients if look else [], _truth(returned), _scale(engine), weights, cleared, calls, where)
-        self.seen.append(seen)
+        kept = gradients if look else []
+        self.seen.append(
+            StepSeen(kept, _truth(returned), _scale(engine), weights, cleared, calls, where, state, lost, loss)
+        )
 
-    def _backward(self, number: int) -> None:
+    def _lost(self, handed: list[bool | None]) -> str:
+        """What step() did to gradients that are the caller's. handed: whether they were other than 0; None: none."""
+        for place, (parameter, full) in enumerate(zip(self.parameters, handed, strict=True)):
+            left = parameter.grad
+            if full is not None and left is None:
+                return f"after step() the .grad of parameter {place} is None"
+            if full and left is not None and not left.count_nonzero():
+                return f"after step() the .grad of parameter {place} is all zeros"
+        return ""
+
+    def _backward(self, number: int) -> tuple[float, float]:
+        """What the last loss was before and after the engine's backward."""
         plan = self.script.steps[number]
         true = self.script.gradients(number, self.rank)
         for parameter, gradient in zip(self.parameters, true, strict=True):
             if gradient is None:
                 parameter.grad = None  # also where zero_grad leaves zeros
+        before = after = 0.0
         for _ in range(plan.backwards):
             loss = torch.zeros(())
             for parameter, gradient in zip(self.parameters, true, strict=True):
@@ -137,7 +161,10 @@ class _Life:
                     loss = loss + _WithGradient.apply(parameter, gradient)
             if not loss.requires_grad:
                 loss = loss + torch.zeros((), requires_grad=True)
+            before = loss.item()
             _method(self.engine, "backward")(loss)
+            after = loss.item()
+        return before, after
 
 
 class _WithGradient(torch.autograd.Function):

@@ -1,7 +1,8 @@
 """What an engine must do, in float64 and without haste; and what it does with one well-known mistake.
 
 A variation is a mistake by name. When what was seen agrees with a variation, the verdict can say what was done.
-Source of the update: AdamW, Loshchilov & Hutter 2019, algorithm 2; of the scaling: mixed precision, section 3.2.
+Source of the update: AdamW, Loshchilov & Hutter 2019, algorithm 2, with lr as PyTorch's AdamW has it (it multiplies
+the decay, too); of halving and doubling the scale: PyTorch's GradScaler.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from .states_script import Script
 
 # What a learner reads when the numbers are those of the variation.
 VARIATIONS = {
+    "unscaled in 16 bits": "the gradient became zero when it was unscaled in 16 bits: convert it to float32, then"
+    " divide",
     "never unscaled": "these are the numbers of gradients that were never divided by the scale",
     "unscaled twice": "these are the numbers of gradients that were divided by the scale twice",
     "new scale": "these are the numbers of gradients divided by the scale after it had grown: unscale first, grow last",
@@ -54,6 +57,8 @@ class Expected:
     overflow: bool
     scale: float  # afterwards
     weights: list[torch.Tensor]
+    first: list[torch.Tensor]  # the moments, float64
+    second: list[torch.Tensor]
 
 
 def scales(script: Script, world_size: int) -> list[tuple[float, bool, float]]:
@@ -107,6 +112,8 @@ def expected(script: Script, rank: int, world_size: int, how: str = "") -> list[
             if how == "count per parameter":
                 t = (counts[parameter] - 1) * len(weights) + parameter + 1
             true = gradient.double() / (next_scale if how == "new scale" else scale)
+            if how == "unscaled in 16 bits":
+                true = (gradient / scale).double()
             if how == "never unscaled":
                 true = true * scale
             if how == "unscaled twice":
@@ -117,7 +124,7 @@ def expected(script: Script, rank: int, world_size: int, how: str = "") -> list[
             if how == "rounded":
                 weights[parameter] = weights[parameter].to(script.dtype(parameter)).double()
         gradients = held(script, number, rank, scale)
-        found.append(Expected(gradients, overflow, next_scale, list(weights)))
+        found.append(Expected(gradients, overflow, next_scale, list(weights), list(first), list(second)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 
 from matplotlib.figure import Figure
@@ -12,6 +13,7 @@ from shardlab.theory import format_bytes
 from shardlab.widgets.charts import INK, bytes_axis, new_axes
 from shardlab.widgets.colours import KINDS
 
+WIDEST_NAME = 13  # characters under a bar; longer names go on in a second line
 SMALLEST_LABELLED = 0.05  # of the highest bar: in a thinner piece a number would not fit
 
 
@@ -49,7 +51,7 @@ def state_bars(
     for place, name in enumerate(bars):
         if predicted and name in predicted:
             axes.hlines(predicted[name], place - 0.45, place + 0.45, color="#D55E00", linewidth=2.2, linestyle="--")
-    axes.set_xticks(range(len(bars)), list(bars))
+    axes.set_xticks(range(len(bars)), [textwrap.fill(name, WIDEST_NAME) for name in bars])
     bytes_axis(axes.yaxis)
     axes.set_ylim(0, max([highest, *(predicted or {}).values()]) * 1.12)
     axes.set_title(title)
