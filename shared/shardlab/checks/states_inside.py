@@ -72,7 +72,9 @@ def _fault(
             return StateSeen([], "memory", said, f"{parameter.numel()}, as many as the parameter")
         if any(_shares(tensor, other) for other in parameters):
             said = f"{what} and a parameter share one memory: 12 bytes per element are not held"
-            wanted = "memory of its own. float(), to() and detach() make no copy of float32, copy=True does; copy_() writes"
+            wanted = (
+                "memory of its own. float(), to() and detach() make no copy of float32, copy=True does; copy_() writes"
+            )
             return StateSeen([], "memory", said, wanted)
     return None
 
