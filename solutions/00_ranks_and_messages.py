@@ -75,7 +75,7 @@ from shardlab.widgets import charts
 #
 # `launch(fn, world_size=N)` starts N fresh Python processes, forms a process group of them, and runs the function `fn`
 # in each. All run the *same* function. Only the rank tells a process which part is its own. A fresh process knows
-# nothing of this notebook: `launch` sends each one the function, and copies of everything of the notebook's that it uses.
+# nothing of this notebook: `launch` sends each one the function, and copies of what the function uses from here.
 
 
 # %%
@@ -597,7 +597,7 @@ table(
 
 # %%
 # NBVAL_CHECK_OUTPUT
-LENGTH = 300_000 // WORLD_SIZE * WORLD_SIZE  # float32 elements, N equal pieces: n is about 1.2 MB
+LENGTH = 300_000 // WORLD_SIZE * WORLD_SIZE  # float32 elements, in N equal pieces: n = 1.2 MB
 
 
 def all_seven():
@@ -1015,9 +1015,10 @@ first_sum.compare(run.results[0][0])
 
 # %% [markdown]
 # No error, no hang, no report, not even from `launch`: every number is wrong. All ranks called an all-reduce of 3
-# float32, twice, and nothing in a call says *which* tensor is meant. Calls are matched by their order alone, so the last rank's
-# tens were added to the others' ones: (N - 1) 1 + 10 = N + 9 instead of N. If these are the gradients of two layers of
-# the same size, the training goes on with wrong numbers. That is what "in the same order" in section 5 is about.
+# float32, twice, and nothing in a call says *which* tensor is meant. Calls are matched by their order alone, so the last
+# rank's tens were added to the others' ones: (N - 1) 1 + 10 = N + 9 instead of N. If these are the gradients of two
+# layers of the same size, the training goes on with wrong numbers. That is what "in the same order" in section 5 is
+# about.
 #
 # **A rank that dies.** Here the last rank is killed, as the system does when memory runs out, while the others wait for
 # it in an all-reduce.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+import time
+import types
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -13,6 +16,9 @@ import torch.distributed as dist
 from nbclient import NotebookClient
 
 from shardlab.checks import check, observe
+from shardlab.checks.early import POLLS, EarlyUse
+from shardlab.checks.exits import calls_exit
+from shardlab.checks.notes import raised_note
 from shardlab.checks.printed import MOST_COLUMNS, Listener, Printout, in_words, read_printed
 from shardlab.errors import CheckFailed
 from zoo.ring_right import exchange, ring, ring_reduce_scatter
@@ -175,3 +181,71 @@ def test_an_endless_loop_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert failed.reason == "hang"
     assert "code that ends" in failed.expected
     assert "while step < 1:" in failed.look or "chunks.sort" in failed.look
+
+
+class Forgetful:
+    """A solution whose helper has no `self`, and whose call goes through."""
+
+    def __call__(self, token: torch.Tensor, mine: torch.Tensor) -> None:
+        self.add(token, mine)
+
+    def add(token, mine):  # type: ignore[no-untyped-def]  # noqa: N805
+        token += mine
+
+
+def test_a_wrong_number_of_arguments_has_a_place() -> None:
+    message = str(failure(Forgetful(), "00.pass_the_token")[0])
+    assert "takes 2 positional arguments but 3 were given" in message and "self.add(token, mine)" in message
+
+
+@pytest.mark.parametrize("call", [Forgetful().add, Forgetful.add])
+def test_an_error_in_the_call_itself_is_put_down_to_the_first_line(call: Callable) -> None:
+    solution = Forgetful if call is Forgetful.add else call
+    with pytest.raises(TypeError) as raised:
+        call(1, 2, 3)
+    raised.value.__traceback__ = None  # the check makes this call, and no line of the learner's
+    where = raised_note(0, raised.value, solution).where
+    assert where is not None and where.function == "add" and where.filename == __file__
+
+
+def test_a_line_is_said_once() -> None:
+    def sums(numbers: list[int]) -> int:
+        return sum(1 // number for number in numbers)
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        sums([0])
+    assert raised_note(0, raised.value).caller != raised_note(0, raised.value).where
+    inner = raised_note(0, raised.value)
+    assert inner.where is not None and inner.where.function == "<genexpr>"
+    assert inner.caller is None
+
+
+def test_exit_of_a_notebook() -> None:
+    from IPython.core.autocall import ExitAutocall  # not for the ranks, which load this module
+
+    def ends(token: torch.Tensor, mine: torch.Tensor) -> None:
+        if token.numel():
+            exit()
+
+    solution = types.FunctionType(ends.__code__, {"exit": ExitAutocall()}, "ends")
+    message = str(failure(solution, "00.pass_the_token")[0])
+    assert "exit() ends a whole process" in message and "`return`" in message and "exit()" in message.splitlines()[-1]
+    assert calls_exit(ends) is None  # Python's own travels, and the launch says what it does
+
+
+def test_a_rank_that_only_computes_for_long_is_no_fault() -> None:
+    ended: list[bool] = []
+    watch = EarlyUse(lambda *_: None, 10_000, 0.05, ended.append)
+    with watch:
+        for _ in range(3):
+            for _ in range(POLLS):
+                torch.zeros(1)
+            time.sleep(0.1)
+            watch.communicated()
+    assert ended == []
+    with watch:
+        for _ in range(POLLS + 2):
+            torch.zeros(1)
+        time.sleep(0.1)
+        torch.zeros(1)
+    assert ended[-1:] == [True]

@@ -34,6 +34,19 @@ def test_ranks_are_nodes_and_waits_are_arrows() -> None:
     assert "rank 1 waits for rank 2" in repr(shown)
 
 
+def rings(shown) -> int:
+    circles = ElementTree.fromstring(shown._repr_svg_()).iter(f"{SVG}circle")
+    return sum(circle.get("fill") == "none" for circle in circles)
+
+
+def test_in_a_circle_nobody_is_blamed() -> None:
+    circle = picture(standing(0, 1, blamed=True), standing(1, 2), standing(2, 0))
+    assert rings(circle) == 0 and all(not rank.blamed for rank in circle.ranks)
+    # Ranks 1 and 2 wait for rank 0, which waits for nobody; then a circle that rank 2 does not belong to.
+    assert rings(picture(standing(0, doing="computing", blamed=True), standing(1, 0), standing(2, 0))) == 1
+    assert rings(picture(standing(0, 1, blamed=True), standing(1, 0), standing(2, 0))) == 1
+
+
 def test_it_survives_strict_sanitizers() -> None:
     text = picture(standing(0, 1), standing(1, 0))._repr_svg_()
     assert all(word not in text for word in ("<style", "<script", " id=", "url(", "marker"))

@@ -70,6 +70,30 @@ def test_charts_draw_and_close():
         charts.alpha_beta_fit([], 0, 0)
 
 
+# Predictions that are no numbers
+
+
+@pytest.mark.parametrize("typed", ["twenty", "4 GB or so", "1 2", "2 ** ", "(N"])
+def test_what_could_not_be_read_is_said(typed):
+    prediction = Prediction("how many things that cannot be read?", names={"N": 4})
+    prediction.text = typed
+    shown = prediction.compare(20)
+    assert "could not be read" in shown.sentence and typed.strip() in shown.sentence
+    assert "not a number" in repr(shown) and "no prediction" not in repr(shown).lower()
+    for nothing in ("", "  "):
+        prediction.text = nothing
+        assert prediction.compare(20).sentence == "No prediction was made."
+
+
+@pytest.mark.parametrize("typed", ["5 x 4", "5x4", "5 X 4", "N x 5", "5 x N", "(N+1) x N", "5 × 4"])
+def test_a_times_sign_can_be_an_x(typed):
+    assert parse_number(typed, {"N": 4}) == 20
+
+
+def test_a_name_x_stays_a_name():
+    assert parse_number("2 x + x", {"x": 3}) == 9
+
+
 # Numbers
 
 

@@ -212,3 +212,41 @@ def t_wait_without_parentheses(token, mine):
         dist.isend(token, to).wait  # noqa: B018
         if rank == 0:
             dist.recv(token, source)
+
+
+@wrong(TOKEN, reason="values", says=r"(?s)rank 0's part is in what rank 1 received.*`token = token \+ mine` makes")
+def t_rebinds_the_name_everywhere(token, mine):
+    """`token = token + mine`, and rank 0 receives what comes home into the new tensor too."""
+    rank, n, to, source = around()
+    if rank > 0:
+        dist.recv(token, source)
+    token = token + mine
+    if n > 1:
+        dist.send(token, to)
+        if rank == 0:
+            dist.recv(token, source)
+
+
+@wrong(TOKEN, reason="values", says=r"`mine` has changed on rank [01]: `token \+= mine` changes the token")
+def t_adds_the_token_to_its_part(token, mine):
+    """`mine += token`: the sum is in the wrong one of the two, and the token travels as it was."""
+    rank, n, to, source = around()
+    if rank > 0:
+        dist.recv(token, source)
+    mine += token
+    if n > 1:
+        dist.send(token, to)
+        if rank == 0:
+            dist.recv(token, source)
+
+
+@wrong(
+    TOKEN, reason="hang", says=r"(?s)of nothing but operations on tensors.*recv waits for it.*torch.equal", patience=1
+)
+def t_watches_the_memory(token, mine):
+    """Waits for the token in a loop, as if others wrote into this rank's memory."""
+    rank, n, to, source = around()
+    before = token.clone()
+    while rank > 0 and torch.equal(token, before):
+        time.sleep(0.01)
+    pass_the_token(token, mine)

@@ -239,3 +239,51 @@ def t_halves_of_the_circle(token, mine):
         dist.send(token, order[(place + 1) % n])
         if rank == 0:
             dist.recv(token, order[-1])
+
+
+@wrong(TOKEN, reason="values", says=r"rank 1 adds its part after it has passed the token on: first add, then send")
+def t_others_add_after_passing_on(token, mine):
+    """Rank 0 adds and sends; the others receive, pass on, and add then."""
+    rank, n, to, source = around()
+    if rank == 0:
+        token += mine
+    else:
+        dist.recv(token, source)
+    if n > 1:
+        dist.send(token, to)
+    if rank > 0:
+        token += mine
+    elif n > 1:
+        dist.recv(token, source)
+
+
+@wrong(TOKEN, reason="values", says=r"rank 1's part is missing on rank 1 already: first receive, then add, then send")
+def t_adds_before_it_receives(token, mine):
+    """What is added to the token before it arrives is overwritten."""
+    rank, n, to, source = around()
+    token += mine
+    if rank > 0:
+        dist.recv(token, source)
+    if n > 1:
+        dist.send(token, to)
+        if rank == 0:
+            dist.recv(token, source)
+
+
+@wrong(TOKEN, reason="values", says=r"rank 0 adds its part, but only after it has passed the token on")
+def t_rank_0_adds_at_home(token, mine):
+    """Rank 0 adds when the token comes home, and not at the start."""
+    rank, n, to, source = around()
+    if rank == 0 and n > 1:
+        dist.send(token, to)
+    if n > 1:
+        dist.recv(token, source)
+    token += mine
+    if rank > 0:
+        dist.send(token, to)
+
+
+@wrong(TOKEN, reason="crash", says=r"(?s)NameError.*print\(\.\.\.\) in a rank.*look at:  .*display\(token\)")
+def t_displays(token, mine):
+    """`display` is there in a notebook only."""
+    display(token)  # noqa: F821

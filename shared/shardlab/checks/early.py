@@ -6,6 +6,7 @@ may know from a later message that an earlier send is through.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from ..meters import caller
 from ..records import Call, Where
 
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "is_same_size", "sym_")
+
+POLLS = 100  # operations in a row; who waits in a loop for a tensor to change makes as many in a second or two
 
 Tell = Callable[[Call, "Where | None", bool], None]
 
@@ -34,16 +37,24 @@ class Early:
 class EarlyUse(TorchDispatchMode):
     """Calls `tell(call, where, written)` once for every message whose buffer is used too early.
 
-    Calls `endless()` when there have been more than `most` operations.
+    Calls `endless(False)` when there have been more than `most` operations. Calls `endless(True)` when there have been
+    more than POLLS of them, and for more than `patience` seconds, with neither a call nor a wait in between.
     """
 
-    def __init__(self, tell: Tell, most: int, endless: Callable[[], None]) -> None:
+    def __init__(self, tell: Tell, most: int, patience: float, endless: Callable[[bool], None]) -> None:
         super().__init__()
-        self._tell, self._left, self._endless = tell, most, endless
+        self._tell, self._left, self._patience, self._endless = tell, most, patience, endless
+        self.communicated()
         self._open: list[tuple[Call, torch.Tensor]] = []
+
+    def communicated(self) -> None:
+        """The rank was in a call, or waited. How long that took is no fault of its own: the clock starts afterwards."""
+        self._since: float | None = None
+        self._count = 0
 
     def issued(self, call: Call, tensor: torch.Tensor | None) -> None:
         """To be told of every call, before it is issued."""
+        self.communicated()
         if tensor is None or not tensor.numel():
             return
         if call.point_to_point:
@@ -53,7 +64,11 @@ class EarlyUse(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self._left -= 1
         if self._left < 0:
-            self._endless()
+            self._endless(False)
+        now = time.monotonic()
+        self._since, self._count = self._since or now, self._count + 1
+        if self._count > POLLS and now - self._since > self._patience:
+            self._endless(True)
         if self._open and func.namespace == "aten" and not any(part in func.__name__ for part in _SHAPE_ONLY):
             for tensor, written in _uses(func, args, kwargs or {}):
                 self._used(tensor, written)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..errors import CheckFailed
 from ..records import Call
 from ..rounds import broadcast_rounds
 from ..theory import tree_rounds
@@ -21,6 +22,7 @@ from .handed import IN_PLACE
 from .haste import by_luck, ended_well, order
 from .library import judge_calls
 from .messages_cases import MOST_MARKED, BroadcastCase, TokenCase
+from .messages_token import whose_part
 from .notes import Case, Observation
 from .observe import Trial, check_signature, line_of, observe
 
@@ -30,7 +32,7 @@ Judge = Callable[[Trial, Any, int, Sequence[Observation]], None]
 @dataclass(frozen=True)
 class Contract:
     """What the exercises differ in. judge: of the messages of a case whose values are right. late: (world size, cases)
-    of trials in which every rank's messages complete late.
+    of trials in which every rank's messages complete late. starts: who sends and who receives first.
     """
 
     exercise: str
@@ -40,6 +42,7 @@ class Contract:
     late: tuple[tuple[int, list[Case]], ...]
     judge: Judge
     said: Callable[[list[Trial]], list[str]]
+    starts: str
 
     def probe(self, solution: Callable) -> str:
         check_signature(self.exercise, solution, self.arguments)
@@ -65,8 +68,20 @@ class Contract:
                 by_luck(solution, trial, index, seen, slow=range(n))
                 self._wrong_values(trial, index, seen)
             self.judge(trial, case, index, seen)
-        ended_well(trial)
+        self._ended_well(trial)
         return trial
+
+    def _ended_well(self, trial: Trial) -> None:
+        """Raises what a trial ended with; where all ranks do the same and wait, in the words of this exercise."""
+        try:
+            ended_well(trial)
+        except CheckFailed as failed:
+            if failed.reason != "hang" or "every rank receives first" not in failed.seen:
+                raise
+            error = CheckFailed(self.exercise, "hang", failed.seen, self.starts, failed.look)
+            for note in getattr(failed, "__notes__", ()):
+                error.add_note(note)
+            raise error from None
 
     def _wrong_values(self, trial: Trial, index: int, seen: list[Observation]) -> None:
         rank = next(rank for rank, one in enumerate(seen) if one.judged.finding)
@@ -77,6 +92,8 @@ class Contract:
             look = "no rank sent anything"
         elif trial.world_size > 1 and look == IN_PLACE and not receives_of(seen[rank]):
             look = f"rank {rank} receives no message"
+        elif trial.world_size > 1 and isinstance(trial.cases[index], TokenCase):
+            look = whose_part(seen, rank) or look
         raise trial.failed(index, "values", f"{trial.at(index, rank)}: {finding.seen}", finding.expected, look)
 
     def _late(self, solution: Callable, n: int, cases: list[Case]) -> Trial:
@@ -87,7 +104,7 @@ class Contract:
                 break
             if any(one.judged.finding for one in seen):
                 raise order(trial, index, seen, trial)
-        ended_well(trial)
+        self._ended_well(trial)
         return trial
 
 
@@ -169,9 +186,7 @@ def judge_token(trial: Trial, case: TokenCase, index: int, seen: Sequence[Observ
 
 
 def token_said(trials: list[Trial]) -> list[str]:
-    return [
-        "  messages: every rank sent one, to its right, and received one, from its left; none with N = 1",
-    ]
+    return ["  messages: every rank sent one, to its right, and received one, from its left; none with N = 1"]
 
 
 # The broadcast
@@ -266,6 +281,7 @@ _TOKEN = Contract(
     ((3, token_cases(5)[:4]),),
     judge_token,
     token_said,
+    "rank 0 sends first, and the others receive first",
 )
 _BROADCAST = Contract(
     "00.broadcast",
@@ -275,6 +291,7 @@ _BROADCAST = Contract(
     ((4, [BroadcastCase((3,), 0), BroadcastCase((1000,), 2), BroadcastCase((3,), 1)]),),
     judge_broadcast,
     broadcast_said,
+    "the root sends first, and the others receive first",
 )
 
 exercise(_TOKEN.exercise, title="Pass the token")(_TOKEN.probe)

@@ -6,7 +6,7 @@ What is said is what the numbers prove: whose part is in a token how often, whos
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
 from typing import Any
@@ -21,6 +21,7 @@ from .trial import digest_of
 MARGIN = 3  # elements of a larger storage before and after what is handed in
 CANARY = 77
 MOST_MARKED = 15  # elements that marks can tell apart
+MINE_CHANGED = "`token += mine` changes the token; `mine += token` changes `mine`, which is not what travels"
 
 
 def inside(values: torch.Tensor, larger: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,6 +106,8 @@ class TokenCase:
             finding = handed.reshaped("token") or own.reshaped("mine")
             if finding is None and not same(got, want):
                 finding = handed.moved("token") or self._wrong(got, want, before, rank, world_size, returned)
+                if not same(own.memory, of_ranks[rank]):
+                    finding = replace(finding, look=MINE_CHANGED)
             elif finding is None and not same(own.memory, of_ranks[rank]):
                 finding = Finding("`mine` has been changed", "`mine` as it was: only the token changes", "")
             elif finding is None and not same(token.detach(), want):
@@ -137,7 +140,8 @@ class TokenCase:
         *counts, token, garbage = mark.counts
         which = f"element {index} of `token`" if index else "`token`"
         seen = f"{which} holds {contents(counts, token, garbage)}"
-        return Finding(seen, expected, self._look(counts, token, garbage, rank), decoded=True, plain=plain)
+        look = self._look(counts, token, garbage, rank)
+        return Finding(seen, expected, look, decoded=True, plain=plain, parts=mark.counts)
 
     def _look(self, counts: list[int], token: int, garbage: int, rank: int) -> str:
         wanted = [1 if rank == 0 or other <= rank else 0 for other in range(len(counts))]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ class Finding:
     """What is wrong with the values on one rank, in a learner's words: what was seen, expected, and where to look.
 
     chunk: the one that is wrong, when `Judged.complete` may tell where it is instead. decoded: whether the words say
-    whose parts the numbers hold; plain: the numbers themselves then.
+    whose parts the numbers hold; plain: the numbers themselves then. parts: how often each one's part is in them.
     """
 
     seen: str
@@ -30,6 +32,7 @@ class Finding:
     chunk: int | None = None
     decoded: bool = False
     plain: str = ""
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,10 @@ class Observation:
     calls: list[Call] = field(default_factory=list)
 
 
-def raised_note(case: int, error: BaseException) -> Raised:
+def raised_note(case: int, error: BaseException, solution: Any = None) -> Raised:
+    """solution: what was called. An error in the call itself, such as a missing argument, is put down to its first
+    line.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_library(frame.filename)]
     places = [Where(frame.filename, frame.lineno or 0, frame.name) for frame in own]
@@ -149,11 +155,29 @@ def raised_note(case: int, error: BaseException) -> Raised:
         case,
         type(error).__name__,
         str(error),
-        places[-1] if places else None,
+        places[-1] if places else _first_line(solution, error),
         bool(own) and own[-1] is frames[-1],
-        places[-2] if len(places) > 1 and places[-2].function != places[-1].function else None,
+        places[-2] if len(places) > 1 and _tells_more(places[-2], places[-1]) else None,
         _lists_of_tensors(error.__traceback__) if isinstance(error, IndexError) else (),
     )
+
+
+def _tells_more(caller: Where, where: Where) -> bool:
+    """Whether the caller's line is worth a mention: a generator expression is called on the line that it stands on."""
+    return caller.function != where.function and (caller.filename, caller.line) != (where.filename, where.line)
+
+
+def _first_line(solution: Any, error: BaseException) -> Where | None:
+    """Where the function begins that could not be called: a method that the error names, or the solution itself."""
+    named = re.match(r"(?:.*\.)?(\w+)\(\) (?:takes|missing|got)", str(error))
+    owner = solution if isinstance(solution, type) else type(solution)
+    function = inspect.unwrap(getattr(solution, "__func__", solution))
+    if not inspect.isfunction(function):
+        function = getattr(owner, named[1], None) if named else None
+    code = getattr(function, "__code__", None)
+    if code is None or is_library(code.co_filename):
+        return None
+    return Where(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def _lists_of_tensors(frame: TracebackType | None) -> tuple[tuple[str, int], ...]:

@@ -16,11 +16,16 @@ from ..records import Call, Where
 from ..runtime import launch
 from ..runtime.places import place, source
 from .early import Early
+from .exits import calls_exit
 from .notes import Case, Observation, read_notes
 from .printed import Printout, in_words, read_printed
 from .trial import run_trial
 
 TIMEOUT = 8.0  # seconds without any progress, such as one operation on a few thousand numbers; any progress resets it
+
+
+# A loop that looks at a tensor again and again does make progress. It may, for so many times TIMEOUT.
+BUSY = 4
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,10 @@ def check_signature(exercise: str, solution: Any, parameters: Sequence[str], loo
     if inspect.iscoroutinefunction(solution) or inspect.isgeneratorfunction(solution):
         look = "its body runs only when it is awaited or iterated over"
         raise CheckFailed(exercise, "signature", f"{name} is a coroutine or a generator", expected, look)
+    exits = calls_exit(solution)
+    if exits:
+        seen = f"{exits[0]}() ends a whole process, here a rank that the others wait for"
+        raise CheckFailed(exercise, "crash", seen, "`return`, which ends the function", line_at(exits[1]))
     try:
         signature = inspect.signature(solution)
     except (TypeError, ValueError):
@@ -106,7 +115,7 @@ def observe(
             launch(
                 run_trial,
                 world_size,
-                (folder, solution, list(cases), copy_sends),
+                (folder, solution, list(cases), copy_sends, BUSY * TIMEOUT),
                 device="cpu",
                 timeout=TIMEOUT,
                 meter=meter,

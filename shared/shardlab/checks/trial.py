@@ -46,12 +46,12 @@ def unwaited_receives(calls: Sequence[Call]) -> list[Call]:
     return [call for call in calls if call.op == "recv" and call.completed is None and call.numel]
 
 
-def run_trial(folder: str, solution: Callable, cases: Sequence[Case], copy_sends: bool) -> None:
+def run_trial(folder: str, solution: Callable, cases: Sequence[Case], copy_sends: bool, patience: float) -> None:
     """What a check launches. The notes of rank r go to folder/r, one pickle after the other.
 
     copy_sends: every send gets a copy of its buffer, so that a buffer which is changed too early does no harm. The
     difference to a run without it shows whether the solution depends on that. What the solution prints is kept by case
-    (see printed.py).
+    (see printed.py). patience: seconds for which a rank may go on working on tensors without any communication.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # Fresh memory holds NaN (or the largest integer) instead of chance values: the same fault gives the same result.
@@ -69,7 +69,7 @@ def run_trial(folder: str, solution: Callable, cases: Sequence[Case], copy_sends
         for index, case in enumerate(cases):
             listener.begin(index)
             recorder.begin(index)
-            _run_case(recorder, case.prepare(rank, world_size), solution)
+            _run_case(recorder, case.prepare(rank, world_size), solution, patience)
             dist.barrier()
 
 
@@ -80,6 +80,7 @@ class _Recorder:
         self.file, self.case = file, 0
         self.calls: list[Call] = []
         self.dropped = False
+        self.communicated: Callable[[], None] = lambda: None  # to be told of every wait
         self._latest = threading.local()  # .call: what this thread is about to issue
         self._by_work: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
 
@@ -92,6 +93,7 @@ class _Recorder:
             call = self._by_work.get(work)
             if call is not None and call.completed is not None:
                 self.note(Again(self.case, call, caller()))
+            self.communicated()
             return plain_wait(work, *args, **kwargs)
 
         Work.wait = wait  # type: ignore[assignment, method-assign]
@@ -145,14 +147,18 @@ class _Recorder:
             self.note(Dropped(case, call))
 
 
-def _run_case(recorder: _Recorder, prepared: Prepared, solution: Callable) -> None:
-    operations = f"{MOST_OPERATIONS:,} operations on tensors"
-    early = EarlyUse(recorder.used_early, MOST_OPERATIONS, lambda: recorder.endless(operations))
+def _run_case(recorder: _Recorder, prepared: Prepared, solution: Callable, patience: float) -> None:
+    def endless(polls: bool) -> None:
+        many = f"{MOST_OPERATIONS:,} operations on tensors"
+        recorder.endless(f"{patience:g} s of nothing but operations on tensors" if polls else many)
+
+    early = EarlyUse(recorder.used_early, MOST_OPERATIONS, patience, endless)
+    recorder.communicated = early.communicated
     try:
         with on_call(early.issued), on_call(recorder.issued), early:
             returned = solution(*prepared.args)
     except BaseException as error:
-        recorder.note(raised_note(recorder.case, error))
+        recorder.note(raised_note(recorder.case, error, solution))
         raise
     judged = prepared.judge(returned)
     # A send that is still going on would now send this.

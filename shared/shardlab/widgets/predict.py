@@ -27,12 +27,16 @@ def predict(question: str, unit: str = "", **names: float) -> Prediction:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A prediction beside its measurement. Without a prediction (nobody typed one) it says so and judges nothing."""
+    """A prediction beside its measurement. Without a prediction (nobody typed one) it says so and judges nothing.
+
+    unread: what was typed, where it could not be read as a number, and why.
+    """
 
     question: str
     unit: str
     predicted: float | None
     measured: float
+    unread: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -41,6 +45,8 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
+        if self.unread:
+            return f"Your prediction could not be read: {self.unread}."
         if self.predicted is None:
             return "No prediction was made."
         if self.predicted == self.measured:
@@ -54,7 +60,8 @@ class Comparison:
         return f"The measurement is {1 / self.ratio:.3g} times the prediction: more happened than you thought."
 
     def _table(self) -> Any:
-        predicted = "no prediction" if self.predicted is None else with_unit(self.predicted, self.unit)
+        nothing = "not a number" if self.unread else "no prediction"
+        predicted = nothing if self.predicted is None else with_unit(self.predicted, self.unit)
         ratio = "-" if self.ratio is None else f"{self.ratio:.3g}"
         row = (predicted, with_unit(self.measured, self.unit), ratio)
         return table([row], ("prediction", "measured", "ratio"), title=self.question)
@@ -94,7 +101,17 @@ class Prediction:
 
     def compare(self, measured: float) -> Comparison:
         """The prediction beside `measured` (same unit), as a table for the last line of a cell."""
-        return Comparison(self.question, self.unit, self.value, measured)
+        return Comparison(self.question, self.unit, self.value, measured, self._unread())
+
+    def _unread(self) -> str:
+        """What was typed and why it is no number; "" when it is one, or nothing was typed."""
+        try:
+            parse_number(self.text, self.names)
+        except ValueError as problem:
+            typed = repr(self.text.strip())
+            why = str(problem)
+            return "" if typed == "''" else why if typed in why else f"{typed}: {why}"
+        return ""
 
     @property
     def field(self) -> Any:

@@ -13,6 +13,7 @@ BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 # The longest first, so that "MiB" is not read as "B" after an unknown word.
 SUFFIX = re.compile(r"(?<=[\d.)\s])\s*(?P<prefix>Ki|Mi|Gi|Ti|k|K|M|G|T|)(?P<unit>bytes|byte|B|elements|)\s*$")
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(\D|$))")
+TIMES = re.compile(r"(?<=[\d)])\s*[xX]\s*(?=[\d(])|(?<=[\w)])\s+[xX]\s+(?=[\w(])")  # 5 x 4, 5x4, N x 4
 
 OPERATORS: dict[type, Callable[..., float]] = {
     ast.Add: operator.add,
@@ -38,7 +39,7 @@ def number_text(value: float) -> str:
 def parse_number(text: str, names: Mapping[str, float] | None = None) -> float:
     """The number a person meant: 3_145_728, 3,145,728, 3e6, "3 MB", "3 MiB", 2*3/4*4e6, 2*(N-1)/N*n with `names`.
 
-    A multiplication sign before a name or a parenthesis may be left out: 2(N-1)/N n.
+    A multiplication sign before a name or a parenthesis may be left out: 2(N-1)/N n. It can be an x: 5 x 4.
 
     kB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB powers of 1024. Raises ValueError with a sentence for the
     person who typed it.
@@ -49,6 +50,8 @@ def parse_number(text: str, names: Mapping[str, float] | None = None) -> float:
     if "^" in cleaned:
         raise ValueError("write a power as 2**20")
     names = dict(names or {})
+    if "x" not in names and "X" not in names:
+        cleaned = TIMES.sub("*", cleaned)
     scale = 1
     match = None if cleaned in names else SUFFIX.search(cleaned)
     if match and match.group().strip():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -35,13 +36,23 @@ class WaitsPicture:
 
     def __init__(self, error: LaunchError) -> None:
         self.title = error.report.splitlines()[0]
-        self.ranks = error.ranks
+        self.ranks = innocent(error.ranks) if error.kind == "deadlock" else error.ranks
 
     def _repr_svg_(self) -> str:
         return waits_svg(self.ranks, self.title)
 
     def __repr__(self) -> str:
         return "\n".join([self.title, *(f"  {sentence(standing)}" for standing in self.ranks)])
+
+
+def innocent(ranks: Sequence[Standing]) -> tuple[Standing, ...]:
+    """Nobody is blamed where every rank waits, and each for one other: whom a circle is read from first is chance."""
+    circle = all(standing.doing == "waiting" and len(standing.waits_for) == 1 for standing in ranks)
+    alike = len({standing.call.split()[0] for standing in ranks if standing.call}) == 1
+    awaited = {other for standing in ranks for other in standing.waits_for}
+    if not (circle and alike and len(awaited) == len(ranks)):
+        return tuple(ranks)
+    return tuple(replace(standing, blamed=False) for standing in ranks)
 
 
 def sentence(standing: Standing) -> str:
