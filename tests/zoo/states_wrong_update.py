@@ -25,6 +25,15 @@ class RebuildsTheMaster(Engine):
     """The master weights are made from the 16-bit weights in every step."""
 
     def descend(self, p, s):
+        s["master"] = p.detach().to(torch.float32, copy=True)
+        super().descend(p, s)
+
+
+@wrong(ENGINE, reason="memory", says=r'"master"(?s:.*)share one memory')
+class RebuildsTheMasterWithoutACopy(Engine):
+    """As above, with float(): the parameter itself, where it is float32."""
+
+    def descend(self, p, s):
         s["master"] = p.detach().float()
         super().descend(p, s)
 
