@@ -85,6 +85,9 @@ print(f"P = {P} parameters, n = {NBYTES:,} bytes of gradients")
 # $$t(b) = 2(N-1)\,\alpha + \frac{2(N-1)}{N}\,\beta\, b .$$
 #
 # The first part is paid for every call. The second is paid for every byte, however the bytes are divided among calls.
+#
+# The link is made of pauses, and a pause never ends early, only late. So measured times lie a little above the formula,
+# by more on a machine that is busy, and by most where there are many calls.
 
 # %%
 LINK = Link(latency=LATENCY, bandwidth=BANDWIDTH)
@@ -197,7 +200,7 @@ def run_on_link(make_engine):
     return launch(train, WORLD_SIZE, args=(make_engine, STEPS), device=DEVICE, link=LINK)
 
 
-timelines, rows = {}, []
+timelines, rows = {}, {}  # by name: a cell that runs twice replaces its row
 
 
 def measure(name, make_engine):
@@ -207,16 +210,15 @@ def measure(name, make_engine):
     # The quickest one: whatever else the machine does can only make a step slower.
     timelines[name] = min(steps, key=lambda one: one.seconds)
     calls = [call for call in run.calls[0] if call.op == "all_reduce"]
-    rows.append(
-        {
-            "engine": name,
-            "all_reduce calls a step": len(calls) / STEPS,
-            "bytes sent a step": round(sum(call.sent for call in calls) / STEPS),
-            "link busy (ms)": 1e3 * timelines[name].ranks[0].communication_seconds,
-            "hidden": f"{timelines[name].hidden_share:.0%}",
-            "step (ms)": 1e3 * timelines[name].seconds,
-        }
-    )
+    one = timelines[name].ranks[0]
+    rows[name] = {
+        "engine": name,
+        "all_reduce calls a step": len(calls) / STEPS,
+        "bytes sent a step": round(sum(call.sent for call in calls) / STEPS),
+        "link busy (ms)": 1e3 * one.communication_seconds,
+        "hidden, rank 0": f"{one.hidden_share:.0%}",
+        "step (ms)": 1e3 * timelines[name].seconds,
+    }
     return run
 
 
@@ -235,17 +237,22 @@ run = measure("after backward", AfterBackward)
 busy.compare(1e3 * timelines["after backward"].ranks[0].communication_seconds)
 
 # %%
-hidden_after.compare(timelines["after backward"].hidden_share)
+hidden_after.compare(timelines["after backward"].ranks[0].hidden_share)
 
 # %%
 show(timelines["after backward"])
 
 # %% [markdown]
 # Two lanes for each rank: what it computes, and what its link carries. They take turns. The hidden share is the part of
-# the link's busy time during which the same rank computes, and here it is nothing.
+# the link's busy time during which the same rank computes, and here it is nothing. The table and `compare` below give
+# rank 0's share, the line above the lanes that of all ranks together.
 #
-# How good could it be? The link is busy for its time, and the processor for its own. If they worked side by side, a
-# step would take as long as the longer of the two, instead of the sum.
+# Between the moment in which a rank issues a call and the moment in which its link begins there may be a gap, although
+# the link is free: a collective begins only when the last rank has joined.
+#
+# How good could it be? In the forward pass there is nothing to send yet. From then on the processor is busy with
+# backward, and the link with the gradients. If those two worked side by side, a step would take forward +
+# max(backward, link), instead of forward + backward + link.
 #
 # ## 3. Hooks: do something when a gradient is ready
 #
@@ -287,7 +294,7 @@ hidden_blocking = predict("share hidden, blocking hooks (0 to 1)")
 
 # %%
 run = measure("blocking hooks", BlockingHooks)
-hidden_blocking.compare(timelines["blocking hooks"].hidden_share)
+hidden_blocking.compare(timelines["blocking hooks"].ranks[0].hidden_share)
 
 # %%
 show(timelines["blocking hooks"])
@@ -327,11 +334,20 @@ run = measure("asynchronous hooks", AsynchronousHooks)
 show(timelines["asynchronous hooks"])
 
 # %%
-table(rows)
+behind, in_all = DEEP.layers * BLOCK, P * CALL + BYTES
+print(f"backward {theory.format_seconds(behind)}, link {theory.format_seconds(in_all)}")
+print(f"hidden: about {min(behind / in_all, 1):.0%} by these numbers")
+
+# %%
+table(list(rows.values()))
 
 # %% [markdown]
-# Now the lanes overlap. But look at how long the link is busy: the same in all three rows, P calls at their price. Most
-# of that price is latency. A bias vector of 64 elements pays as much for its call as a matrix of 16,384.
+# Now the lanes overlap. What can be hidden is what fits behind backward: its pauses, over the time of the link, are the
+# share printed above. A little less is hidden, since the link must wait for the first block. On a machine with much
+# else to do backward lasts longer than its pauses: then there is more to hide behind, and the measured share is larger.
+#
+# But look at how long the link is busy: nearly the same in all three rows, P calls at their price. Most of that price
+# is latency. A bias vector of 64 elements pays as much for its call as a matrix of 16,384.
 #
 # ### Break it on purpose: wait for the last one only
 #
@@ -568,8 +584,9 @@ except LaunchError as report:
 #
 # Two questions are left that only all ranks together can answer, when backward is over:
 #
-# - Has *any* rank a gradient for this parameter? If not, `.grad` stays None, as it would in one process: an optimizer
-#   with weight decay or momentum would move the parameter even with zeros.
+# - Has *any* rank a gradient for this parameter? If not, one process would leave `.grad` at None, and `present` lets
+#   you do the same. Zeros on all ranks are allowed too, and simpler; but an optimizer with weight decay or momentum
+#   moves a parameter even when its gradient is zeros.
 # - Has *any* rank changed a gradient after its bucket had left? That is rare, but it happens: **gradient
 #   checkpointing** saves memory by computing a layer's forward again during backward. In its older ("re-entrant") form
 #   it runs a backward inside the backward, and a layer that is used in two checkpoints gets its gradient in two parts.
@@ -584,16 +601,18 @@ except LaunchError as report:
 #
 # **Contract.** Fill in three methods.
 #
-# - `arrived(bucket, place)` is called by a hook when the gradient of `bucket.parameters[place]` has been added to its
-#   `.grad`. Outside of this engine's `backward`, or inside `no_sync()`, `self.reducing` is False: then do nothing. If
-#   the bucket has left already, it is stale now. Otherwise fill the place, and launch every bucket whose turn it is.
-#   `self.waiting` is the list of buckets that have not left, in their order.
+# - `arrived(bucket, place, parameter)` is called by a hook when the gradient of `bucket.parameters[place]`, which is
+#   `parameter`, has been added to its `.grad`. It can be called twice in one pass (see above). Outside of this engine's
+#   `backward`, or inside `no_sync()`, `self.reducing` is False: then do nothing. If the bucket has left already, it is
+#   stale now. Otherwise fill the place, and launch every bucket whose turn it is. `self.waiting` is the list of buckets
+#   that have not left, in their order.
 # - `finish()` is called after every synchronised backward. It launches the rest, with the missing places filled (a
 #   parameter that got no gradient *in this pass* may have one in `.grad` from an earlier one; `fill` handles both). It
 #   calls `agree()`, waits for **each** handle, reduces stale buckets again, and puts the means into `.grad`: on every
-#   rank, for every parameter that has a gradient on *some* rank.
+#   rank, for every parameter that has a gradient on *some* rank. Where no rank has one: None or zeros, alike on all.
 # - `no_sync()` is a context manager: inside it `self.synchronise` is False, and `backward` only adds up gradients
-#   locally. Section 8 is about it. Afterwards everything is as before, also after an exception.
+#   locally. Section 8 is about it. Afterwards everything is as before, also after an exception, and also when it was
+#   False before: one `no_sync()` may stand inside another.
 # - `backward(loss)` is written for you, and so is `launch`.
 #
 # The mean is of what has been **accumulated** in `.grad`, also by earlier backward passes. Reductions go through
@@ -615,8 +634,8 @@ except LaunchError as report:
 # <details><summary>Hint 3: a gradient that is not there</summary>
 #
 # `parameter.grad.copy_(view)` needs a `.grad`. A parameter that other ranks used and this one did not has none:
-# `parameter.grad = view.clone()`. Not the view itself: the next backward would add its gradient right into the bucket,
-# perhaps while the bucket is on its way.
+# `parameter.grad = view.clone()`. Not the view itself: when gradients are kept or set to zero instead of None, the next
+# backward adds right into the bucket. A hook that is called twice then changes what is divided already, or on its way.
 # </details>
 #
 # <details><summary>Hint 4: no_sync</summary>
@@ -781,14 +800,16 @@ busy_in_buckets.compare(1e3 * timelines["in buckets"].ranks[0].communication_sec
 show(timelines["in buckets"])
 
 # %%
-compare(timelines)
+compare(timelines, rank=0)
 
 # %%
-table(rows)
+table(list(rows.values()))
 
 # %% [markdown]
-# Hidden is what the link carries while the rank computes. What is left over is the last bucket: it holds the gradients
-# of the first layers, which are ready when backward ends. There is nothing to hide it behind, except the optimizer.
+# Hidden is what the link carries while the rank computes. Three things are left over. The last bucket holds the
+# gradients of the first layers, which are ready when backward ends. Buckets that were issued earlier may still be
+# queued before it. And the call with the flags comes after backward by its nature: it costs $2(N-1)\,\alpha$, six
+# latencies with four ranks, and is always exposed. There is nothing to hide these behind, except the optimizer.
 #
 # The number of calls and the bytes do not depend on time, so they can be predicted to the last one:
 
@@ -816,7 +837,8 @@ table(
             "bytes predicted": round(expected[row["engine"]][1]),
             "bytes": row["bytes sent a step"],
         }
-        for row in rows
+        for row in rows.values()
+        if row["engine"] in expected
     ],
     equal=("bytes predicted", "bytes"),
 )
@@ -824,8 +846,8 @@ table(
 # %% [markdown]
 # ### How large should a bucket be?
 #
-# **Predict.** Sketch the curve: the time of a step against the bucket size, from one parameter per bucket to one bucket
-# for all. Where is it lowest?
+# **Predict.** Sketch the curve: the exposed time of the link against the bucket size, from one parameter per bucket to
+# one bucket for all. Where is it lowest? (A step's time follows it, but also whatever else the machine does.)
 
 # %%
 best_size = predict("best bucket size", unit="bytes", n=NBYTES)
@@ -864,7 +886,7 @@ charts.steps_against(
 )
 
 # %%
-best_size.compare(min(swept, key=lambda row: row["step (ms)"])["bucket_bytes"])
+best_size.compare(min(swept, key=lambda row: row["exposed (ms)"])["bucket_bytes"])
 
 # %% [markdown]
 # On the right of the picture the link drowns in calls: it is busy longer than backward lasts, and whatever does not fit
@@ -1027,13 +1049,14 @@ yours = run_on_link(in_buckets)
 print(f"largest difference of a gradient after {STEPS} steps: {difference(yours, theirs):.1e}")
 
 # %%
-compare({"yours": timelines["in buckets"], "torch's": timelines["torch's DDP"]})
+compare({"yours": timelines["in buckets"], "torch's": timelines["torch's DDP"]}, rank=0)
 
 
 # %%
 def of_gradients(run, step):
-    """all_reduce calls of one step that carry gradients, on rank 0."""
-    calls = [call for call in run.calls[0] if call.op == "all_reduce" and call.numel > 2 * P]
+    """all_reduce calls of one step that carry gradients, on rank 0: all but that of your flags."""
+    calls = [call for call in run.calls[0] if call.op == "all_reduce"]
+    calls = [call for call in calls if call.numel != flags_of(BUCKETS)]
     per_step = [[]]
     for call in calls:
         if sum(one.numel for one in per_step[-1]) >= sum(PARAMETERS):
@@ -1110,6 +1133,10 @@ record(
 
 # %% [markdown]
 # The bytes of the model states are those of lab 03, 16$\psi$ on every rank, and so is what is sent, but for the flags.
+# At N = 4 they are 216 bytes more than the formula has: 210 for the flags of `agree`, and 6 for the one number with
+# which the engine of lab 01 decides on all ranks alike whether to skip. Lab 03's rows hold those 6 too. Lab 04's does
+# not, because it counts the messages of the ring alone.
+#
 # Overlap changes *when* bytes travel, not how many. The buckets are a second copy of the gradients, 2$\psi$ bytes more,
 # which the column does not count: they are no model states. ZeRO, from lab 06 on, attacks the 16$\psi$.
 #
@@ -1161,11 +1188,12 @@ record(
 # will be stale. The last bucket could carry them, if it leaves only when backward is over.
 
 # %% [markdown]
-# **Q4.** With k micro-steps in `no_sync()`, how much communication can be hidden behind computation?
+# **Q4.** With k micro-steps, all but the last in `no_sync()`: how much *time* of communication can be hidden behind
+# computation? And which *share* of the optimizer step's time is then exposed, against k synchronised micro-steps?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-accumulation", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
-# Only what fits behind the backward of the last micro-step. But there is only a k-th of the communication in the first
-# place, so the share of it that is exposed weighs a k-th as much per sample.
+# At most as much time as the backward of the last micro-step lasts: what was exposed in one synchronised micro-step is
+# exposed here as well. But it comes once instead of k times, so its share of the computing time is a k-th.
 
 # %% [markdown]
 # ## Sources
