@@ -27,7 +27,7 @@ def t_rebinds_the_name(token, mine):
             dist.recv(home, source)
 
 
-@wrong(TOKEN, reason="values", says=r"(?s)rank 0, N = 2.*rank 0's part\n.*receives the token")
+@wrong(TOKEN, reason="values", says=r"(?s)rank 0, N = 2.*rank 0's part\n.*rank 0 does not receive into `token`")
 def t_receives_home_into_a_new_tensor(token, mine):
     """Rank 0 receives what comes home, into a tensor that is then forgotten."""
     rank, n, to, source = around()
