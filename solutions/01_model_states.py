@@ -1041,6 +1041,8 @@ table(
         )
     ]
 )
+
+# %%
 curves(
     {"bf16, master weights": with_master, "bf16, no master weights": without_master},
     ylabel="loss",
