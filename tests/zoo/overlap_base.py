@@ -81,11 +81,11 @@ class Engine(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        self.sync = False
+        before, self.sync = self.sync, False
         try:
             yield
         finally:
-            self.sync = True
+            self.sync = before
 
     def backward(self, loss):
         if self.sync:

@@ -49,6 +49,27 @@ def a_generator(parameters, bucket_bytes):
     yield from planned(parameters, bucket_bytes)
 
 
+@wrong(PLAN, reason="signature|values", says=r"returns a map, which can be gone through only once")
+def a_map(parameters, bucket_bytes):
+    """An iterator instead of a list."""
+    return map(list, planned(parameters, bucket_bytes))
+
+
+@wrong(PLAN, reason="values", says=r"after a large one, close too")
+def a_large_one_takes_company(parameters, bucket_bytes):
+    """A large one opens a bucket, and small ones follow it."""
+    plan, held = [], {}
+    for index, parameter in enumerate(parameters):
+        size, (bucket, total) = nbytes(parameter), held.get(parameter.dtype, (None, 0))
+        alone = bucket is not None and len(bucket) == 1 and total > bucket_bytes > size
+        if bucket is None or (total + size > bucket_bytes and not alone):
+            bucket, total = [], 0
+            plan.append(bucket)
+        bucket.append(index)
+        held[parameter.dtype] = bucket, total + size
+    return sorted(plan, key=lambda one: one[-1])
+
+
 @right(PLAN)
 def tensors_of_indices(parameters, bucket_bytes):
     """Indices in tensors, as torch's own functions give them."""
@@ -149,7 +170,7 @@ def never_quite_full(parameters, bucket_bytes):
     return planned(parameters, bucket_bytes - 1)
 
 
-@wrong(PLAN, reason="values", says=r"holds \d+ bytes")
+@wrong(PLAN, reason="values", says=r"holds \d+ bytes[\s\S]*test before you add")
 def closes_one_too_late(parameters, bucket_bytes):
     """Closes a bucket after the parameter that made it too large."""
     plan, held = [[]], 0

@@ -38,7 +38,7 @@ class SyncsTheFirstMicroStep(Engine):
             super().backward(loss)
 
 
-@wrong(DDP, reason="values", says=r"an exception inside no_sync\(\)")
+@wrong(DDP, reason="values", says=r"an exception inside no_sync\(\)[\s\S]*synchronise is still False")
 class NoSyncWithoutFinally(Engine):
     """After an exception inside no_sync() nothing is synchronised any more."""
 
@@ -47,6 +47,74 @@ class NoSyncWithoutFinally(Engine):
         self.sync = False
         yield
         self.sync = True
+
+
+@wrong(DDP, reason="bytes", says=r"no_sync\(\) inside no_sync\(\)[\s\S]*put back what was before")
+class InnerNoSyncEndsTheOuter(Engine):
+    """Synchronises again after any no_sync(), also when it stands inside another one."""
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.sync = False
+        try:
+            yield
+        finally:
+            self.sync = True
+
+
+@wrong(DDP, reason="calls|hang", says=r"on rank 0[\s\S]*each rank must send all buckets")
+class OnlyItsOwnStaleness(Engine):
+    """A rank reduces again what is stale on this rank; the others do not come."""
+
+    def agree(self):
+        present, _ = super().agree()
+        return present, [bucket.stale for bucket in self.buckets]
+
+
+@wrong(DDP, reason="crash", says=r"KeyError")
+class EachHookOnce(Engine):
+    """remove() instead of discard(): the second call of a hook finds nothing to remove."""
+
+    def arrived(self, parameter):
+        bucket, place = self.place[parameter]
+        if self.active and bucket.handle is None:
+            bucket.missing.remove(place)
+            bucket.missing.add(place)
+        super().arrived(parameter)
+
+
+@wrong(DDP, reason="order", says=r"complete already[\s\S]*while")
+class OneAtATime(Engine):
+    """An if instead of a while: of the buckets that are complete, each hook sends one."""
+
+    def advance(self):
+        if self.next < len(self.buckets) and not self.buckets[self.next].missing:
+            self.launch(self.buckets[self.next])
+            self.next += 1
+
+
+@wrong(DDP, reason="values|order", says=r"called twice")
+class UnusedOnesGetTheView(Engine):
+    """A gradient that was None becomes a view of the bucket, and the next one is added right into the bucket."""
+
+    def give_back(self, parameter):
+        bucket, place = self.place[parameter]
+        if parameter.grad is None:
+            parameter.grad = bucket.views[place]
+        else:
+            parameter.grad.copy_(bucket.views[place])
+
+
+@wrong(DDP, reason="calls", says=r"branches[\s\S]*in plan order, then the flags")
+class FlagsBeforeTheRest(Engine):
+    """Agrees when backward is over, and sends what has not left after that."""
+
+    def finish(self):
+        self.agreed = super().agree()
+        super().finish()
+
+    def agree(self):
+        return self.agreed
 
 
 @wrong(DDP, reason="values", says=r"last micro-step")
@@ -117,7 +185,7 @@ class GradientsAreTheBuckets(Engine):
         parameter.grad = bucket.views[place]
 
 
-@wrong(DDP, reason="values|order", says=r"called twice")
+@wrong(DDP, reason="values|order", says=r"called twice[\s\S]*before the second part came")
 class TheSecondCallIsLost(Engine):
     """A gradient that grows after its bucket has left stays out of the mean."""
 

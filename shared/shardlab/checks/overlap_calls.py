@@ -8,7 +8,7 @@ from ..errors import CheckFailed
 from .notes import Begun, Issued, Observation, Raised
 from .observe import Trial, line_at
 
-ALIKE = "all ranks make the same calls in the same order, whatever branch each has taken"
+ALIKE = "whatever branch it has taken, each rank must send all buckets, in plan order, then the flags"
 
 
 def apart(trial: Trial) -> CheckFailed | None:

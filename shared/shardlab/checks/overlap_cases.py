@@ -15,12 +15,14 @@ class Micro:
     """One forward and backward. choices: rank r's is choices[r % len]. sync: False inside no_sync().
 
     raises: an exception leaves no_sync() after the backward. forwards: so many losses are added up first.
+    nested: another no_sync() has begun and ended inside this one, before the forward.
     """
 
     choices: tuple[str, ...] = ("both",)
     sync: bool = True
     raises: bool = False
     forwards: int = 1
+    nested: bool = False
 
     def choice(self, rank: int) -> str:
         return self.choices[rank % len(self.choices)]
@@ -63,6 +65,9 @@ LOCAL = Micro(sync=False)
 MANY = 20  # steps in which live memory must not grow
 ORDER = "6 layers, with an all_reduce of the check's own"  # the case in which the order of events is looked at
 PLAIN = "6 layers"  # the case whose bytes are told
+STUCK = "a bucket that completes when others behind it are complete already"
+INTERRUPTED = "an exception inside no_sync()"
+NESTED = "no_sync() inside no_sync()"
 
 
 def cases_at(n: int) -> list[OverlapCase]:
@@ -104,6 +109,7 @@ def _models() -> list[OverlapCase]:
         OverlapCase("a tied matrix, and a layer that runs twice", "tied", bucket_bytes=200),
         OverlapCase("frozen parameters", "frozen", bucket_bytes=200),
         OverlapCase("layers that run in the reverse of their order", "backwards"),
+        OverlapCase(STUCK, "stuck", bucket_bytes=200, plugged=True),
         OverlapCase("float32, 64, 16 and bfloat16 in one model", "dtypes", bucket_bytes=400),
         OverlapCase("0-d, empty and transposed parameters", "shapes", bucket_bytes=100),
         OverlapCase("checkpoints, not re-entrant", "checkpoint", bucket_bytes=160),
@@ -112,6 +118,18 @@ def _models() -> list[OverlapCase]:
             "a layer in two re-entrant checkpoints: its hooks are called twice",
             "shared",
             steps=(Step(), Step(clear="zeros")),
+            bucket_bytes=160,
+        ),
+        OverlapCase(
+            "hooks are called twice before their bucket leaves",
+            "shared",
+            steps=(Step((Micro(("both", "neither")),)), Step(clear="zeros")),
+            bucket_bytes=DEFAULT,
+        ),
+        OverlapCase(
+            "hooks are called twice on rank 0, once on the others",
+            "shared",
+            steps=_branching(("both", "once"), ("both", "once")),
             bucket_bytes=160,
         ),
     ]
@@ -138,7 +156,8 @@ def _branches() -> list[OverlapCase]:
 def _accumulation() -> list[OverlapCase]:
     return [
         OverlapCase("two steps without zero_grad() between them", steps=(Step(), Step(clear="kept"))),
-        OverlapCase("an exception inside no_sync()", steps=(Step((Micro(sync=False, raises=True), Micro())), Step())),
+        OverlapCase(INTERRUPTED, steps=(Step((Micro(sync=False, raises=True), Micro())), Step())),
+        OverlapCase(NESTED, steps=(Step((Micro(sync=False, nested=True), Micro())), Step())),
         OverlapCase("two forwards before one backward", steps=(Step((Micro(forwards=2),)),) * 2),
         OverlapCase(
             "a layer used only in an earlier micro-step",

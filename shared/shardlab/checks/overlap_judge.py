@@ -9,11 +9,11 @@ from ..records import Call
 from .library import HARMLESS_TOTAL
 from .notes import Observation
 from .observe import Trial, line_at, line_of
-from .overlap_cases import ORDER, PLAIN, OverlapCase
+from .overlap_cases import INTERRUPTED, NESTED, ORDER, PLAIN, STUCK, OverlapCase
 from .overlap_models import build
 from .overlap_play import WARM, Happened, Played
 
-TWICE = "a hook that is called again after its bucket has left: what was reduced is not the gradient any more"
+TWICE = "a hook is called again: the bucket left before the second part came, or the first part was changed in p.grad"
 LEAST = 2  # reductions that must overlap with backward
 
 
@@ -37,6 +37,8 @@ class Judge:
             if self.case.about == ORDER:
                 self._plugged()
                 self._order()
+            if self.case.about == STUCK:
+                self._stuck()
             if self.case.about == PLAIN:
                 self._bytes()
 
@@ -60,6 +62,8 @@ class Judge:
             finding = self.played[wrong[0]].finding
             assert finding is not None
             look = TWICE if self.case.kind == "shared" else finding.look
+            if self.case.about == INTERRUPTED:
+                look = "synchronise is still False after the exception: put it back in a finally"
             if not any(one.calls for one in self.seen) and self.trial.world_size > 1:
                 look = "no rank sent anything"
             raise self._failed("values", finding.seen, finding.expected, look, wrong[0])
@@ -107,7 +111,19 @@ class Judge:
                 told = ", ".join(f"{count} {op}" for op, count in ops.items())
                 said = f"inside no_sync() there are calls that carry data: {told}"
                 expected = "nothing is sent there: gradients add up in p.grad until a backward outside"
-                raise self._failed("bytes", said, expected, line_of(played.silent[0]), rank)
+                look = line_of(played.silent[0])
+                if self.case.about == NESTED:
+                    look = f"the inner no_sync() ends the outer one too: put back what was before, not True; {look}"
+                raise self._failed("bytes", said, expected, look, rank)
+
+    def _stuck(self) -> None:
+        for rank, played in enumerate(self.played):
+            if not all(one.here for one in played.happened if one.kind == "issued"):
+                continue  # from a thread of its own, whenever that gets its turn
+            if overlapping_reductions(played.happened) < LEAST:
+                said = "of 5 buckets that are complete when one layer's gradient is still to come, 1 leaves or none"
+                expected = "when a bucket leaves, those behind it that are complete leave at once with it"
+                raise self._failed("order", said, expected, "a loop (while), not an if", rank)
 
     def _elements(self) -> int:
         parameters = build(self.case.kind, 0).parameters()

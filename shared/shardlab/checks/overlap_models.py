@@ -26,6 +26,20 @@ class Layers(nn.Module):
         return x
 
 
+class Stuck(nn.Module):
+    """The layer that is defined last runs second: its gradient is the last but one, and the others wait behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=place > 0) for place in range(6))
+
+    def forward(self, x: torch.Tensor, choice: str = "") -> torch.Tensor:
+        first, *middle, last = self.layers
+        for layer in (first, last, *middle):
+            x = torch.tanh(layer(x))
+        return x
+
+
 class Tied(nn.Module):
     """One matrix in two places, and a whole layer that runs twice."""
 
@@ -148,7 +162,8 @@ class Buffers(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Layers that run again in backward. shared: one of them in two checkpoints, so its gradient comes in two parts."""
+    """Layers that run again in backward. shared: each in two checkpoints, so its gradient comes in two parts; but in
+    one with the choice "once", and in none with "neither"."""
 
     def __init__(self, reentrant: bool, shared: bool = False) -> None:
         super().__init__()
@@ -157,7 +172,8 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: torch.Tensor, choice: str = "") -> torch.Tensor:
         x = torch.tanh(self.stem(x))
-        for layer in (self.first, self.second, *([self.first, self.second] if self.shared else [])):
+        times = 2 if self.shared and choice == "both" else choice != "neither"
+        for layer in (self.first, self.second) * times:
             x = torch.tanh(checkpoint(layer, x, use_reentrant=self.reentrant))  # type: ignore[arg-type]
         return self.head(x)
 
@@ -176,6 +192,7 @@ class Nothing(nn.Module):
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "layers": lambda: Layers(6),
     "backwards": lambda: Layers(4, backwards=True),
+    "stuck": Stuck,
     "tied": Tied,
     "frozen": Frozen,
     "dtypes": Dtypes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class PlanCase:
             return Finding(f"index {strange[0]} in {shown(plan)}", f"indices from 0 to {count - 1}")
         missing = sorted(set(range(count)) - set(indices))
         if missing:
-            look = "the last bucket, which is never full, must be kept too"
+            look = "the last bucket, which nothing closes, full or not, must be kept too"
             return Finding(f"parameter {missing[0]} is in no bucket: {shown(plan)}", "every index once", look)
         twice = sorted({index for index in indices if indices.count(index) > 1})
         if twice:
@@ -76,10 +76,11 @@ class PlanCase:
                 return Finding(f"bucket {bucket}", "indices in the order of the list")
             held = sum(map(self._nbytes, bucket))
             if len(bucket) > 1 and held > self.bucket_bytes:
+                seen = f"bucket {bucket} holds {held} bytes"
                 return Finding(
-                    f"bucket {bucket} holds {held} bytes",
+                    seen,
                     f"at most {self.bucket_bytes}, or one parameter that is larger on its own",
-                    "numel() counts elements, element_size() their bytes" if self._in_elements(plan) else "",
+                    self._full(bucket, plan),
                 )
         return None
 
@@ -109,6 +110,26 @@ class PlanCase:
     def _interrupted(self, earlier: list[int], later: list[int]) -> bool:
         return later[0] - earlier[-1] > 1
 
+    def _full(self, bucket: list[int], plan: list[list[int]]) -> str:
+        """What to look at when a bucket holds too much."""
+        sizes = [self._nbytes(index) for index in bucket]
+        if any(size > self.bucket_bytes for size in sizes[:-1]):
+            return "after a large one, close too: it has a bucket to itself"
+        if self._when_reached(plan):
+            return "the bucket is closed once its size is reached or passed: test before you add"
+        return "numel() counts elements, element_size() their bytes" if self._in_elements(plan) else ""
+
+    def _when_reached(self, plan: list[list[int]]) -> bool:
+        """Whether every bucket but the last of its dtype is too small without its last parameter, and not with it."""
+        last = {self.specs[bucket[0]][1]: bucket for bucket in plan}
+        for bucket in plan:
+            sizes = [self._nbytes(index) for index in bucket]
+            if sum(sizes[:-1]) >= self.bucket_bytes:
+                return False
+            if sum(sizes) < self.bucket_bytes and bucket is not last[self.specs[bucket[0]][1]]:
+                return False
+        return True
+
     def _in_elements(self, plan: list[list[int]]) -> bool:
         return all(sum(self.specs[index][0] for index in bucket) <= self.bucket_bytes for bucket in plan)
 
@@ -126,6 +147,9 @@ def _read(returned: Any) -> tuple[list[list[int]], Finding | None]:
     expected = "a list of lists of indices, such as [[0, 1], [2]]"
     if returned is None:
         return [], Finding("it returns None", expected, "is there a return at the end?")
+    if isinstance(returned, Iterator):
+        said = f"it returns a {type(returned).__name__}, which can be gone through only once"
+        return [], Finding(said, expected, "list(...) makes a list of it")
     try:
         buckets = [list(bucket) for bucket in returned]
     except TypeError:

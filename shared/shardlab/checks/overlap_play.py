@@ -211,6 +211,9 @@ class _Life:
 
     def _micro(self, micro: Micro, number: int, place: int) -> None:
         with contextlib.suppress(Interrupted), contextlib.nullcontext() if micro.sync else self._no_sync():
+            if micro.nested:
+                with self._no_sync():
+                    pass
             self.ddp.backward(micro_loss(self.ddp, micro, self.rank, number, place, self.twin))
             if micro.raises:
                 raise Interrupted
