@@ -245,7 +245,8 @@ def _raises(bench: Bench, where: str) -> Fault | None:
     spoilt[2] = -1.0
     if where == "loss":
         spoilt, loss_function = inputs, _picky_loss(targets[2])
-    wrong = judge_raises(bench, lambda: setup.step(spoilt, targets, loss_function))
+    others = 3 if where == "loss" else 2
+    wrong = judge_raises(bench, lambda: setup.step(spoilt, targets, loss_function), others)
     if wrong:
         return wrong
     setup.module.zero_grad()

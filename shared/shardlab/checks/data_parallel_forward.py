@@ -249,12 +249,21 @@ def _raises(bench: Bench) -> Fault | None:
     inputs[:, 0] = inputs[:, 0].abs()
     spoilt = inputs.clone()
     spoilt[2] = -1.0
-    wrong = judge_raises(bench, lambda: setup.forward(spoilt))
+    wrong = judge_raises(bench, lambda: setup.forward(spoilt), others=2)
     return wrong or setup.judge_outputs(setup.forward(inputs), inputs)
 
 
-def judge_raises(bench: Bench, call: Callable[[], object]) -> Fault | None:
-    """An exception of a thread must reach the caller."""
+def judge_raises(bench: Bench, call: Callable[[], object], others: int) -> Fault | None:
+    """An exception of a thread must reach the caller. others: replicas that run all the same, and may still do so when
+    it has."""
+    with watching(forward=others) as watch:
+        fault = _judge_exception(bench, call)
+        assert watch.forward is not None
+        watch.forward.wait_until_over()
+    return fault
+
+
+def _judge_exception(bench: Bench, call: Callable[[], object]) -> Fault | None:
     expected = "the exception, in the thread that called dp: catch it in the other one, keep it, raise it after join()"
     try:
         call()

@@ -52,6 +52,11 @@ class Meeting:
             self.present -= 1
             self._changed.notify_all()
 
+    def wait_until_over(self) -> None:
+        """Returns when all have been there and left, or will not come: what runs later is not taken for this call."""
+        with self._changed:
+            self._changed.wait_for(lambda: (self.met or self.given_up) and not self.present, PATIENCE)
+
 
 class Backwards:
     """Lets replicas finish in the reverse order of their devices, as far as they work at the same time."""
