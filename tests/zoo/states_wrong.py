@@ -57,7 +57,7 @@ def storages_without_a_set(model, optimizer):
     return counted(lambda tensors: sum(t.untyped_storage().nbytes() for t in tensors), model, optimizer)
 
 
-@wrong(BYTES, reason="values", says=r"slice of a larger tensor")
+@wrong(BYTES, reason="values", says="views of one buffer")
 def elements_once_by_address(model, optimizer):
     """Tensors with one address count once, but by their elements."""
 
