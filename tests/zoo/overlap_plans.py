@@ -77,6 +77,12 @@ def tensors_of_indices(parameters, bucket_bytes):
 
 
 @right(PLAN)
+def tuples_of_indices(parameters, bucket_bytes):
+    """A tuple for each bucket: nobody adds to it any more."""
+    return [tuple(bucket) for bucket in planned(parameters, bucket_bytes)]
+
+
+@right(PLAN)
 def closes_when_full(parameters, bucket_bytes):
     """Closes a bucket when the next one of its dtype comes and does not fit; what is open at the end follows."""
     closed, open_ones, held = [], {}, {}

@@ -19,6 +19,7 @@ from shardlab.widgets.colours import SPANS, WRONG, rank_look
 from shardlab.widgets.timeline_ink import DIM, INK, LETTER, LINE, PAGE, Ink, text_at, tick_text, ticks
 
 WIDTH, LEFT, RIGHT, TOP = 1120, 148, 58, 48
+SHOWN = 940  # pixels of its width on a page; a notebook has about 960
 LANE, BETWEEN, GAP = 24, 3, 15  # a lane's height, the space between two lanes, and between two ranks
 BARELY = 0.05  # below this share, what was meant to be hidden is not
 WAIT = 11  # of a compute lane's height, at its bottom
@@ -89,7 +90,8 @@ def _picture(title: str, subtitle: str, rows: list[tuple[str, RankTimeline]], se
     scale = (WIDTH - LEFT - RIGHT) / (seconds or 1.0)
     ink = Ink()
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{SHOWN}" height="{round(height * SHOWN / WIDTH)}" '
         f'role="img" aria-label="{escape(f"{title}: {subtitle}")}">',
         f'<rect width="{WIDTH}" height="{height}" fill="{PAGE}"/>',
         text_at(14, 20, title, 14, INK, weight="bold"),
