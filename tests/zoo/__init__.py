@@ -72,7 +72,7 @@ MODULES = {
         "ring_wrong_memory",
         "ring_right_ways",
     ),
-    "05": ("overlap_plans", "overlap_right", "overlap_wrong", "overlap_wrong_accumulation"),
+    "05": ("overlap_plans", "overlap_right", "overlap_right_more", "overlap_wrong", "overlap_wrong_accumulation"),
 }
 
 
