@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from shardlab.meters import label
+from shardlab.meters.states import StateFinder
 from shardlab.meters.timeline import MOST_SAMPLES, Timeline
 from shardlab.records import RankMemory
 from shardlab.runtime import launch
@@ -235,3 +237,26 @@ def test_ranks_have_memories_of_their_own():
 
     run = launch(step, 3, device="cpu")
     assert [memory.at_end.live for memory in run.memory] == [400, 800, 1200]
+
+
+def test_a_thread_beside_backward_does_not_read_gradients():
+    """Autograd writes `.grad` without the interpreter's lock; reading it from another thread meanwhile can crash."""
+
+    def rank():
+        model = net()
+        model(torch.ones(3, 100)).sum().backward()
+        mine = threading.get_ident()
+        looking = []
+        look = StateFinder.look
+        StateFinder.look = lambda finder: (looking.append(threading.get_ident()), look(finder))[1]
+        try:
+            thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),))
+            thread.start()
+            thread.join()
+            other = list(looking)
+            dist.all_reduce(torch.ones(1))
+        finally:
+            StateFinder.look = look
+        return other, set(looking) == {mine}
+
+    assert launch(rank, 1, device="cpu", timeout=30).results == [([], True)]

@@ -47,12 +47,15 @@ class Instruments:
     @contextmanager
     def _memory_on(self, memory: MemoryMeter) -> Iterator[None]:
         finder = StateFinder(memory)
+        home = threading.get_ident()
         memory.start()
         finder.start()
 
         def before_call(arguments: Sequence[Any]) -> None:
             memory.saw(arguments)
-            finder.look()
+            # Autograd writes `.grad` without the interpreter's lock: a thread beside it must not read it.
+            if threading.get_ident() == home:
+                finder.look()
 
         self.tap.before_call = before_call
         with in_every_thread(lambda: MeterMode(self.tap, memory)), MeterMode(self.tap, memory):
