@@ -1,4 +1,4 @@
-"""What the engines of labs 06 to 08 talk through: a few collectives on flat tensors, in place, started but not waited for.
+"""What the engines of labs 06 to 08 talk through: a few collectives on flat tensors, in place, not waited for.
 
 A communicator is any object with these methods. Each starts an operation and returns a handle; `handle.wait()` returns
 when it is done. Until then the tensor belongs to the operation. `flat` is 1-D and contiguous. Where chunks are spoken
