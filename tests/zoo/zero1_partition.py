@@ -1,0 +1,3 @@
+"""Lab 06: partitions, wrong and right ones."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Lab 08: ZeRO-3 engines that are right, written in their own ways."""
+
+from __future__ import annotations

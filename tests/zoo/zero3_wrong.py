@@ -1,0 +1,3 @@
+"""Lab 08: ZeRO-3 engines that are wrong."""
+
+from __future__ import annotations
