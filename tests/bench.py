@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from bench_ddp import ddp_against_torchs
+from bench_zero import held_against_torchs, step_against_torchs
 from shardlab.errors import UsageError
 from shardlab.runtime import launch
 
@@ -220,6 +221,11 @@ PROMISES = [
             ("ring of 16 MB, meter on against off", meter_on_against_off, "<", 1.1),
             ("ring of 16 MB, meter off against nothing", meter_off_against_nothing, "<", 1.1),
             ("DDP of lab 05, 10M GPT, against torch's", ddp_against_torchs, "<=", 1.05),
+            ("ZeRO-1, 10M GPT, against torch's ZeRO-1", partial(step_against_torchs, "Zero1"), "<=", 1.0),
+            ("ZeRO-2, 10M GPT, against torch's ZeRO-1", partial(step_against_torchs, "Zero2"), "<=", 1.0),
+            ("ZeRO-3, 10M GPT, against FSDP2", partial(step_against_torchs, "Zero3"), "<=", 1.0),
+            ("bytes of ZeRO-1, against torch's ZeRO-1", partial(held_against_torchs, "Zero1"), "<=", 1.0),
+            ("bytes of ZeRO-3, against FSDP2", partial(held_against_torchs, "Zero3"), "<=", 1.0),
         ]
         for n in (2, 4)
     ],
