@@ -30,6 +30,9 @@ LABS = {
     "03": "shardlab.checks.ddp",
     "04": "shardlab.checks.ring",
     "05": "shardlab.checks.overlap",
+    "06": "shardlab.checks.zero1",
+    "07": "shardlab.checks.zero2",
+    "08": "shardlab.checks.zero3",
 }
 
 Probe = Callable[[Callable], str]

@@ -1,0 +1,165 @@
+"""Labs 06 to 08: judges live bytes, at rest and at their peak, against the formula of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import CheckFailed
+from .observe import Trial
+from .zero_cases import ZeroCase
+from .zero_memory import Held
+from .zero_models import LAYERS, SIDE, build
+from .zero_play import Played
+from .zero_stage import GRADIENT, OPTIMIZER, WEIGHT, Stage
+
+EXTRA_GRADIENT = 4  # bytes: a shard of gradients may be fp32
+PER_PARAMETER = 96  # bytes: step counts that are tensors, padding, and the like
+BUCKETS = 4  # of gradients outside the shard: one fills, one or two travel, one is a copy in another order
+UNITS = 5  # gathered at a time: the layer that runs, two ahead, the last one, and one that is just let go
+TEMPORARIES = 16  # bytes per element of a shard, while it is updated
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """psi: elements. largest: of one parameter; unit: of one layer. count: parameters. All of the model "chain"."""
+
+    psi: int
+    largest: int
+    unit: int
+    count: int
+    activations: int
+
+    @classmethod
+    def of(cls, case: ZeroCase) -> Sizes:
+        parameters = list(build(case.kind, case.torch_dtype, 0).parameters())
+        sizes = [each.numel() for each in parameters]
+        # Every layer's input and output, forward and backward, in 2 bytes; and float32 of the loss.
+        return cls(sum(sizes), max(sizes), sum(sizes) // LAYERS, len(sizes), 4 * 2 * LAYERS * SIDE + 64 * SIDE)
+
+
+@dataclass(frozen=True)
+class HeldJudge:
+    """One case in which live bytes were looked at. `all()` raises CheckFailed at the first fault."""
+
+    trial: Trial
+    index: int
+    stage: Stage
+    case: ZeroCase
+    played: Sequence[Played]
+
+    def all(self) -> None:
+        sizes = Sizes.of(self.case)
+        for moment in ("construction", "forward", "backward", "step", "rest"):
+            for rank, one in enumerate(self.played):
+                for held in one.held:
+                    if held.moment == moment:
+                        self._live(sizes, rank, held)
+                        self._peak(sizes, rank, held)
+
+    def _live(self, sizes: Sizes, rank: int, held: Held) -> None:
+        room = 0.0
+        if held.moment == "forward":
+            room = self.gathered(sizes, 3) + sizes.activations
+        if held.live <= self.at_rest(sizes) + room:
+            return
+        psi, n = sizes.psi, self.n
+        kinds = (("weights", held.weights), (".grad", held.gradients), ("everything else", held.others))
+        told = ", ".join(f"{name} {size / psi:.2f}" for name, size in kinds)
+        said = f"{_AFTER[held.moment]} rank {rank} holds {held.live / psi:.2f} psi bytes ({told};"
+        said += f" psi = {psi:,} elements in bfloat16)"
+        goal = f"{self.stage.formula} = {self.stage.held(psi, n) / psi:.2f} psi: {self.stage.kinds}"
+        raise self._failed(said, goal, self._look(sizes, held))
+
+    def _look(self, sizes: Sizes, held: Held) -> str:
+        """Which of the kinds is too large."""
+        psi, stage = sizes.psi, self.stage
+        room = (stage.split() + EXTRA_GRADIENT) * sizes.largest
+        if stage.splits("parameters") and held.weights > WEIGHT * psi / self.n + room:
+            return "the parameters' .data keeps whole weights: what numel() says is not what the storage holds"
+        if held.moment == "forward" and stage.splits("parameters"):
+            return "the whole weights are kept from forward to backward, by the graph perhaps: gather again in backward"
+        if stage.splits("gradients") and held.gradients > (GRADIENT + EXTRA_GRADIENT) * psi / self.n + room:
+            return "who doesn't own an element drops its .grad when it has been reduced"
+        if held.others > 0.8 * OPTIMIZER * psi and self.n > 1:
+            mine = f"12 psi/N = {OPTIMIZER / self.n:.2f} psi"
+            return f"{held.others / psi:.2f} psi bytes of optimizer state, for the whole model; this rank's are {mine}"
+        return "what is kept beside the weights: flat gradients, copies of weights, state of others' elements"
+
+    def _peak(self, sizes: Sizes, rank: int, held: Held) -> None:
+        psi = sizes.psi
+        rooms = {
+            "construction": WEIGHT * psi + WEIGHT * 2 * sizes.unit,
+            "forward": self.gathered(sizes, UNITS) + sizes.activations,
+            "backward": self.gathered(sizes, UNITS) + sizes.activations + self.travelling(sizes),
+            "step": self._stepping(sizes),
+        }
+        most = self.at_rest(sizes) + rooms.get(held.moment, 0.0)
+        if held.moment not in rooms or held.peak <= most:
+            return
+        said = f"{_DURING[held.moment]} rank {rank} holds up to {held.peak / psi:.2f} psi bytes"
+        said += f" (psi = {psi:,} elements in bfloat16), afterwards {held.live / psi:.2f}"
+        goal = (
+            f"at most {most / psi:.2f} psi: {self.stage.formula} = {self.stage.held(psi, self.n) / psi:.2f} psi, and "
+        )
+        raise self._failed(said, goal + _ROOM[held.moment], self._peak_look(held.moment))
+
+    def _peak_look(self, moment: str) -> str:
+        if moment == "backward" and self.stage.splits("gradients"):
+            return "each bucket's gradients go when they have been reduced: no whole flat buffer, no copy per rank"
+        return _LOOK[moment]
+
+    def _failed(self, said: str, goal: str, look: str) -> CheckFailed:
+        return self.trial.failed(self.index, "memory", f"{self.trial.at(self.index)}: {said}", goal, look)
+
+    @property
+    def n(self) -> int:
+        return self.trial.world_size
+
+    def at_rest(self, sizes: Sizes) -> float:
+        """The formula; whole parameters by owner may be uneven by the largest; gradient shards may be fp32."""
+        split = self.stage.split() + EXTRA_GRADIENT
+        room = split * sizes.largest + PER_PARAMETER * sizes.count
+        return self.stage.whole() * sizes.psi + split * sizes.psi / self.n + room
+
+    def gathered(self, sizes: Sizes, units: int) -> float:
+        return WEIGHT * units * sizes.unit if self.stage.splits("parameters") else 0.0
+
+    def travelling(self, sizes: Sizes) -> float:
+        """Bytes of gradients outside the shard."""
+        if not self.stage.splits("gradients"):
+            return GRADIENT * sizes.psi + GRADIENT * 2 * sizes.largest
+        assert self.case.bucket_bytes is not None
+        return BUCKETS * self.case.bucket_bytes + 2 * GRADIENT * sizes.largest
+
+    def _stepping(self, sizes: Sizes) -> float:
+        shard = sizes.psi / self.n + sizes.largest
+        whole = 0 if self.stage.splits("parameters") else WEIGHT * sizes.psi
+        return TEMPORARIES * shard + whole
+
+
+_AFTER = {
+    "construction": "after construction",
+    "forward": "between forward and backward",
+    "backward": "after backward",
+    "step": "after step()",
+    "rest": "after zero_grad()",
+}
+_DURING = {
+    "construction": "during construction",
+    "forward": "during forward",
+    "backward": "during backward",
+    "step": "during step()",
+}
+_ROOM = {
+    "construction": "one more copy of the weights",
+    "forward": "the layer that runs with its neighbours",
+    "backward": "what a few buckets and layers need",
+    "step": "temporaries of one shard",
+}
+_LOOK = {
+    "construction": "the state of the whole model is made first and cut afterwards: make only this rank's part",
+    "forward": "are all layers gathered at once? Each just before it runs, and let go behind it",
+    "backward": "what is whole here, gradients or weights, that could be there for one bucket, one layer at a time?",
+    "step": "is a whole copy made, in fp32 perhaps, of what only this rank's part is needed of?",
+}
