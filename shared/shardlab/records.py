@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from .state_records import RankStates
+
 POINT_TO_POINT = frozenset({"send", "recv"})
 
 
@@ -195,6 +197,7 @@ class Run:
     marks: list[list[Event]] = field(default_factory=list)
     spans: list[list[Span]] = field(default_factory=list)
     gradients: list[list[GradientReady]] = field(default_factory=list)
+    states: list[list[RankStates]] = field(default_factory=list)  # of each rank, what each `watch_states` saw
     noun: str = "rank"  # or "device": what the lists have an entry for
 
     def __repr__(self) -> str:

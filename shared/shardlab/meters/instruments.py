@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import Event, Link, RankMemory
+from ..state_records import RankStates
 from .memory import Labels, MemoryMeter
 from .mode import MeterMode
 from .states import StateFinder
@@ -26,6 +27,8 @@ class Instruments:
         self.tap = Tap(rank, began, status, keep=meter, slow=slow, link=link)
         self.memory = MemoryMeter(rank, self.tap.now) if meter else None
         self.marks: list[Event] = []
+        self.mark_observers: list[Callable[[str], None]] = []
+        self.states: list[RankStates] = []  # one of each `watch_states`
         self.labelled: Labels | None = self.memory  # what `label` reaches
         self.place: Callable[[], int] = lambda: rank  # whose mark one is that is left now
 
@@ -140,3 +143,5 @@ def mark(text: str) -> None:
     """Leaves a mark on this rank's time line (run.events). Outside a launch it does nothing."""
     for instruments in _current:
         instruments.marks.append(Event(instruments.tap.now(), instruments.place(), "mark", text))
+        for observer in instruments.mark_observers:
+            observer(text)

@@ -61,13 +61,16 @@ def watch_layers(model: nn.Module) -> Iterator[None]:
     """While this is open, each layer leaves spans on this rank's record, and each gradient the time it was ready.
 
     Also `DistributedDataParallel` and the like may be given. Values and gradients stay as they are to the last bit.
-    Outside a metered launch it does nothing.
+    Outside a metered launch it does nothing, nor where the model is watched already.
     """
     instruments = current()
-    if instruments is None or not instruments.tap.spans.keep:
+    watched = instruments.tap.spans.watched if instruments is not None else set()
+    me = id(unwrapped(model))
+    if instruments is None or not instruments.tap.spans.keep or me in watched:
         yield
         return
     watch = _Watch(instruments.tap)
+    watched.add(me)
     try:
         for name, layer in layers_of(model).items():
             watch.layer(name, layer)
@@ -77,6 +80,7 @@ def watch_layers(model: nn.Module) -> Iterator[None]:
         with watch.waits_for_threads():
             yield
     finally:
+        watched.discard(me)
         watch.stop()
 
 

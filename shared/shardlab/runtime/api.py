@@ -138,6 +138,7 @@ def _run_record(job: Job, backend: Backend, outcomes: list[Outcome], seconds: fl
         marks=[outcome.marks for outcome in outcomes],
         spans=[outcome.spans for outcome in outcomes],
         gradients=[outcome.gradients for outcome in outcomes],
+        states=[outcome.states for outcome in outcomes],
     )
 
 

@@ -13,6 +13,7 @@ import cloudpickle
 import torch
 
 from ..records import Call, Event, GradientReady, Link, RankMemory, Span, Where
+from ..state_records import RankStates
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Outcome:
     marks: list[Event] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     gradients: list[GradientReady] = field(default_factory=list)
+    states: list[RankStates] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

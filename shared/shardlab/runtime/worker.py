@@ -92,7 +92,13 @@ def _work(rank: int, job: Job, writer: Writer) -> tuple:
     writer.finished()
     tap = instruments.tap
     outcome = Outcome(
-        result, tap.calls, instruments.memory_report(), instruments.marks, tap.spans.all, tap.spans.gradients
+        result,
+        tap.calls,
+        instruments.memory_report(),
+        instruments.marks,
+        tap.spans.all,
+        tap.spans.gradients,
+        instruments.states,
     )
     try:
         dump(outcome, job.result_file(rank))

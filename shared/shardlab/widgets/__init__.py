@@ -8,6 +8,7 @@ from typing import Any
 from shardlab.errors import UsageError
 from shardlab.exchange import Exchange
 from shardlab.records import RingTrace, Run
+from shardlab.shard_map import ShardMap
 from shardlab.timeline import Timeline
 from shardlab.widgets.predict import predict
 from shardlab.widgets.tables import table
@@ -19,8 +20,8 @@ __all__ = ["predict", "show", "table"]
 def show(record: Any) -> Any:
     """The picture of a record, to be the last line of a cell.
 
-    A RingTrace becomes a widget to step through, a Timeline one to zoom into, a Run a figure of who sent how many bytes
-    to whom.
+    A RingTrace becomes a widget to step through, a ShardMap one to replay, a Timeline one to zoom into, a Run a figure
+    of who sent how many bytes to whom.
     `show.register(type)` adds another kind of record. UsageError for anything else.
     """
     known = ", ".join(sorted(kind.__name__ for kind in show.registry if kind is not object))
@@ -39,6 +40,13 @@ def _(record: Timeline) -> Any:
     from shardlab.widgets.timeline import TimelineView
 
     return TimelineView(record)
+
+
+@show.register
+def _(record: ShardMap) -> Any:
+    from shardlab.widgets.shard_map import ShardMapView
+
+    return ShardMapView(record)
 
 
 @show.register

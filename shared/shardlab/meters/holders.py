@@ -1,0 +1,131 @@
+"""Which tensors of an engine hold which elements of which parameters: the model's own, torch's optimizers', and those
+that the engine's `states()` names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from ..pieces import Piece
+from ..state_records import KINDS, Pieces
+from .layers import unwrapped
+
+# What torch's optimizers call the states that pictures show.
+MOMENTS = {
+    "exp_avg": "first_moment",
+    "momentum_buffer": "first_moment",
+    "exp_avg_sq": "second_moment",
+    "square_avg": "second_moment",
+    "master_param": "master",
+}
+
+Holder = tuple[str, torch.Tensor, Pieces]
+
+
+class Holders:
+    """Finds the tensors anew each time it is asked: an engine may swap, free and make them at any moment."""
+
+    def __init__(self, parts: Iterable[Any]) -> None:
+        """parts: an engine, a model, optimizers; or lists and dicts of these. UsageError when there is no model."""
+        self._parts = [part for item in parts for part in _opened(item)]
+        model = next((found for part in self._parts if (found := _model_of(part)) is not None), None)
+        if model is None:
+            raise UsageError(
+                "watch_states: give it an engine with a model in its attribute `module`, or the model itself "
+                f"(and its optimizer): watch_states(model, optimizer). It got {_names(self._parts)}."
+            )
+        self.model = model
+        self.parameters = dict(model.named_parameters())
+        self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters.values())}
+        self._whole: dict[int, Pieces] = {}
+
+    def all(self) -> Iterator[Holder]:
+        """(kind, tensor, pieces): the pieces lie in the tensor one after the other, from its first element."""
+        for number, parameter in enumerate(self.parameters.values()):
+            if parameter.numel():
+                yield "weights", parameter, self._all_of(number, parameter)
+            gradient = parameter.grad
+            if gradient is not None and gradient.numel():
+                yield "gradients", gradient, self._all_of(number, gradient)
+        for part in self._parts:
+            for optimizer in _optimizers(part):
+                yield from self._of_optimizer(optimizer)
+            states = getattr(part, "states", None)
+            if callable(states) and not isinstance(part, torch.optim.Optimizer):
+                yield from map(_checked, states())
+
+    def _of_optimizer(self, optimizer: torch.optim.Optimizer) -> Iterator[Holder]:
+        for parameter, state in list(optimizer.state.items()):
+            number = self._numbers.get(id(parameter))
+            if number is None or not isinstance(state, dict):
+                continue
+            for name, value in state.items():
+                if name in MOMENTS and isinstance(value, torch.Tensor) and value.numel():
+                    yield MOMENTS[name], value, self._all_of(number, value)
+
+    def _all_of(self, number: int, tensor: torch.Tensor) -> Pieces:
+        """The pieces of a tensor that is shaped like the parameter: one of all its elements."""
+        pieces = self._whole.get(number)
+        if pieces is None or pieces[0].stop != tensor.numel():
+            pieces = self._whole[number] = (Piece(number, 0, tensor.numel()),)
+        return pieces
+
+
+def _checked(holder: Any) -> Holder:
+    try:
+        kind, tensor, pieces = holder
+        pieces = tuple(Piece(*piece) for piece in pieces)
+    except TypeError:
+        raise UsageError(f"states() must yield (kind, tensor, pieces); it yielded {type(holder).__name__}") from None
+    except ValueError:
+        raise UsageError(f"states() must yield three things: kind, tensor, pieces; it yielded {len(holder)}") from None
+    if kind not in KINDS or not isinstance(tensor, torch.Tensor):
+        raise UsageError(
+            f"states() yielded ({kind!r}, {type(tensor).__name__}, ...); it must yield one of {', '.join(KINDS)}, "
+            "a tensor, and the pieces that lie in it"
+        )
+    return kind, tensor, pieces
+
+
+def _opened(item: Any) -> Iterator[Any]:
+    if isinstance(item, Mapping):
+        item = list(item.values())
+    if isinstance(item, (list, tuple)):
+        for inner in item:
+            yield from _opened(inner)
+    else:
+        yield item
+
+
+def _model_of(part: Any) -> nn.Module | None:
+    inner = getattr(part, "module", None)
+    if isinstance(inner, nn.Module):
+        return unwrapped(inner)
+    return part if isinstance(part, nn.Module) else None
+
+
+def _optimizers(part: Any) -> Iterator[torch.optim.Optimizer]:
+    """The part itself, what it wraps (`ZeroRedundancyOptimizer.optim`), and those in its attributes."""
+    found: dict[int, torch.optim.Optimizer] = {}
+    attributes = list(getattr(part, "__dict__", {}).values())
+    for value in [part, *(inner for attribute in attributes for inner in _inside(attribute))]:
+        if isinstance(value, torch.optim.Optimizer):
+            found[id(value)] = value
+            wrapped = getattr(value, "optim", None)
+            if isinstance(wrapped, torch.optim.Optimizer):
+                found[id(wrapped)] = wrapped
+    yield from found.values()
+
+
+def _inside(attribute: Any) -> Iterable[Any]:
+    if isinstance(attribute, dict):
+        return list(attribute.values())
+    return list(attribute) if isinstance(attribute, (list, tuple)) else [attribute]
+
+
+def _names(parts: list[Any]) -> str:
+    return ", ".join(f"a {type(part).__name__}" for part in parts) or "nothing"
