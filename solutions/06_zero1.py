@@ -1505,20 +1505,10 @@ theirs, yours = scheduled["torch's DDP and ZeroRedundancyOptimizer"], scheduled[
 
 
 def elements_sent(run, rank):
-    """In a step, without the model at the start."""
-    totals = run.traffic[rank].by_operation
-    model = sum(
-        call.sent
-        for call in run.calls[rank]
-        if call.op == "broadcast" and before_steps(call, run, rank)
-    )
-    return round((sum(one.sent for one in totals.values()) - model) / 4 / len(RATES))
-
-
-def before_steps(call, run, rank):
-    """Whether a call was made before the first gradients were reduced."""
-    reductions = (one for one in run.calls[rank] if one.op in ("all_reduce", "reduce_scatter"))
-    return call.index < next(reductions).index
+    """In a step: whatever comes before the first gradients makes the models equal."""
+    calls = run.calls[rank]
+    first = next(call.index for call in calls if call.op in ("all_reduce", "reduce_scatter"))
+    return round(sum(call.sent for call in calls[first:]) / 4 / len(RATES))
 
 
 table(
