@@ -17,7 +17,7 @@ import torch
 from ..pieces import Piece
 from ..records import Call
 from ..state_records import Flight, Pieces
-from .memory import MemoryMeter, _storages
+from .memory import Held, MemoryMeter, _storages
 from .signatures import tensors_in
 
 Bytes = tuple[int, int, int]  # the storage's number, from, to
@@ -44,15 +44,16 @@ class Flights:
         self._open: dict[tuple[int, int], tuple[_Operation, set[tuple[str, Bytes]]]] = {}
         self._given = threading.local()
 
-    def alive(self, kind: str, tensor: torch.Tensor, pieces: Pieces) -> bool:
-        """Whether a state's storage has its bytes. Notes where its pieces lie."""
-        alive = False
+    def lies(self, kind: str, tensor: torch.Tensor, pieces: Pieces) -> list[Held]:
+        """Notes where a state's pieces lie. Returns the storages that have its bytes: none when they were freed."""
+        alive = []
         for storage in _storages(tensor):
             size = tensor.element_size()
             offset = int(tensor.storage_offset()) * size
             if storage.nbytes() >= offset + tensor.numel() * size and tensor.numel():
-                alive = True
-                self._lies[self._memory.seen(storage).key][kind, offset, size, pieces] = None
+                held = self._memory.seen(storage)
+                self._lies[held.key][kind, offset, size, pieces] = None
+                alive.append(held)
         return alive
 
     def handed_in(self, arguments: Iterable[Any]) -> None:

@@ -1,5 +1,7 @@
 """Snapshots of what a rank holds: after every event, the storages that are alive and the elements that lie in them.
 
+A storage that once held a state counts until it is freed, whoever keeps it: a closure, a list, the autograd graph.
+
 Only the thread that trains takes snapshots: autograd writes `.grad` without the interpreter's lock, and reading it
 beside that can crash. Calls of other threads (a ring in a thread of its own) are noted as being in flight; which
 elements they move is looked up when the watch ends.
@@ -10,11 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from ..pieces import Piece
 from ..records import Call, Span
 from ..state_records import KINDS, Pieces, RankStates, StateFrame
 from ..theory import format_bytes
@@ -22,6 +25,7 @@ from .flights import Flights
 from .holders import Holders
 from .instruments import Instruments, current
 from .layers import watch_layers
+from .memory import Held
 from .spans import Spans
 
 # What the memory meter calls the kinds.
@@ -43,6 +47,15 @@ def watch_states(*parts: Any) -> Iterator[None]:
         yield
 
 
+@dataclass
+class _Kept:
+    """A storage with states in it, of at least `size` bytes."""
+
+    storage: Held
+    size: int
+    states: list[tuple[str, Pieces]] = field(default_factory=list)
+
+
 class _Watch:
     """One `watch_states` while it is open."""
 
@@ -55,6 +68,7 @@ class _Watch:
         self._busy = False
         self._handles: list[Any] = []
         self._waits: dict[int, int] = {}  # the frame of each wait that is open
+        self._kept: dict[int, _Kept] = {}  # by the storage's number: what lay there when it was last told of
         self._same: dict[Pieces, Pieces] = {}  # equal tuples become one, which keeps the record small
         self._sizes = [parameter.numel() for parameter in holders.parameters.values()]
         self.frames: list[StateFrame] = []
@@ -136,17 +150,23 @@ class _Watch:
         return True
 
     def _held(self) -> dict[str, Pieces]:
-        found: dict[str, set[Any]] = {}
+        """What the engine tells of, and what it tells of no more while somebody still keeps its storage alive."""
+        now: dict[int, _Kept] = {}
         for kind, tensor, pieces in self._holders.all():
             self._memory.label(LABELS[kind], [tensor], override=False)
-            if self._flights.alive(kind, tensor, pieces):
-                found.setdefault(kind, set()).update(pieces)
-                for piece in pieces:
-                    if piece.parameter < len(self._sizes):
-                        self._sizes[piece.parameter] = max(self._sizes[piece.parameter], piece.stop)
+            for storage in self._flights.lies(kind, tensor, pieces):
+                now.setdefault(storage.key, _Kept(storage, storage.size)).states.append((kind, pieces))
+        kept = {key: kept for key, kept in self._kept.items() if kept.storage.size >= kept.size}
+        self._kept = kept | now
+        found: dict[str, set[Piece]] = {}
+        for kind, pieces in (state for kept in self._kept.values() for state in kept.states):
+            found.setdefault(kind, set()).update(pieces)
+            for piece in pieces:
+                if piece.parameter < len(self._sizes):
+                    self._sizes[piece.parameter] = max(self._sizes[piece.parameter], piece.stop)
         held = {}
         for kind in KINDS:
             if kind in found:
-                pieces = tuple(sorted(found[kind]))
-                held[kind] = self._same.setdefault(pieces, pieces)
+                sorted_pieces = tuple(sorted(found[kind]))
+                held[kind] = self._same.setdefault(sorted_pieces, sorted_pieces)
         return held

@@ -13,7 +13,7 @@ from shardlab.errors import UsageError
 from shardlab.shard_map import MapFrame, Ranges, ShardMap
 from shardlab.theory import format_bytes
 from shardlab.widgets.colours import WRONG, rank_look
-from shardlab.widgets.shard_words import LOOKS, complaints, heading, summary
+from shardlab.widgets.shard_words import LOOKS, complaints, heading, percent, summary, too_much
 from shardlab.widgets.timeline_ink import DIM, INK, LINE, PAGE, text_at
 
 WIDTH, LEFT, TOP, MARGIN = 940, 62, 78, 14
@@ -130,12 +130,15 @@ class _Panel:
             ink.box(at, y + 1, width, BAR - 2, LOOKS[look].fill, INK, 0.5)
             at += width
         line = self.x + shards.formula * scale
+        wrong = self.over and too_much(shards, rank)
         if at > line + 0.75:
-            ink.hatch(line, y + 1, at - line, BAR - 2, WRONG)
+            ink.hatch(line, y + 1, at - line, BAR - 2, WRONG if wrong else INK)
+        if wrong:
             ink.box(line, y + 1, at - line, BAR - 2, "none", WRONG, 1)
         ink.box(line - 0.75, y - 1, 1.5, BAR + 2, INK)
-        held = self.frame.ranks[rank].state_bytes
-        ink.text(self.x + self.width + 3, y + BAR - 1, format_bytes(held), 9, INK)
+        held = format_bytes(self.frame.ranks[rank].state_bytes)
+        colour = WRONG if wrong else INK
+        ink.text(self.x + self.width + 3, y + BAR - 1, f"{held} !" if wrong else held, 9, colour)
 
 
 def owned(shards: ShardMap, ranges: Ranges) -> list[tuple[int, int, int | None]]:
@@ -146,11 +149,6 @@ def owned(shards: ShardMap, ranges: Ranges) -> list[tuple[int, int, int | None]]
             if first < stop and start < last:
                 pieces.append((max(start, first), min(stop, last), owner))
     return pieces
-
-
-def percent(share: float) -> int:
-    """Only all is 100 %, and only nothing is 0 %."""
-    return round(100 * share) if share in (0, 1) else min(99, max(1, round(100 * share)))
 
 
 def byte_scale(shards: ShardMap) -> float:
@@ -191,7 +189,7 @@ class _Ink:
 
     def __init__(self) -> None:
         self._paths: dict[tuple[int, str, str, float], list[str]] = defaultdict(list)
-        self._digits: dict[str, list[str]] = defaultdict(list)
+        self._digits: dict[tuple[str, float], list[tuple[float, str]]] = defaultdict(list)
         self._texts: list[str] = []
 
     def box(
@@ -205,16 +203,15 @@ class _Ink:
         self._paths[1, "none", stroke, 0.8].append(f"M{_n(x0)} {_n(y0)}L{_n(x1)} {_n(y1)}")
 
     def hatch(self, x: float, y: float, width: float, height: float, stroke: str) -> None:
-        """Slanted lines, clipped by hand."""
-        offset = min(2.5, width)
-        while offset < width + height:
-            x0, y0 = max(0.0, offset - height), min(offset, height)
-            x1, y1 = min(offset, width), max(0.0, offset - width)
-            self.line(x + x0, y + y0, x + x1, y + y1, stroke)
-            offset += 5
+        """Slanted lines from bottom to top, as many as fit: each begins where the pen is after the one before."""
+        slant = min(width, height)
+        count = int((width - slant) / 5) + 1
+        step = f"m{_n(5 - slant)} {_n(height)}"
+        shape = f"l{_n(slant)} {_n(-height)}"
+        self._paths[1, "none", stroke, 0.8].append(f"M{_n(x)} {_n(y + height)}{step.join([shape] * count)}")
 
     def digit(self, x: float, y: float, text: str, fill: str) -> None:
-        self._digits[fill].append(f'<tspan x="{_n(x)}" y="{_n(y)}">{text}</tspan>')
+        self._digits[fill, y].append((x, text))
 
     def text(
         self, x: float, y: float, text: str, size: float, fill: str, anchor: str = "start", weight: str = "normal"
@@ -226,10 +223,12 @@ class _Ink:
         for (_, fill, stroke, line), pieces in sorted(self._paths.items(), key=lambda path: path[0][0]):
             edge = "" if stroke == "none" else f' stroke="{stroke}" stroke-width="{line:g}"'
             found.append(f'<path d="{"".join(pieces)}" fill="{fill}"{edge}/>')
-        for fill, spans in self._digits.items():
+        by_fill: dict[str, str] = defaultdict(str)
+        for (fill, y), digits in self._digits.items():
+            by_fill[fill] += "".join(_spans(digits, y))
+        for fill, spans in by_fill.items():
             found.append(
-                f'<text font-family="sans-serif" font-size="7.5" fill="{fill}" text-anchor="middle">'
-                f"{''.join(spans)}</text>"
+                f'<text font-family="sans-serif" font-size="7.5" fill="{fill}" text-anchor="middle">{spans}</text>'
             )
         return found + self._texts
 
@@ -238,3 +237,13 @@ def _n(number: float) -> str:
     """A number with one decimal at most, as short as it can be written."""
     text = f"{number:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
+
+
+def _spans(digits: list[tuple[float, str]], y: float) -> list[str]:
+    """Single digits of a row share an element: each character has an x of its own."""
+    single = [(x, text) for x, text in digits if len(text) == 1]
+    spans = [f'<tspan x="{_n(x)}" y="{_n(y)}">{text}</tspan>' for x, text in digits if len(text) > 1]
+    if single:
+        places = " ".join(_n(x) for x, _ in single)
+        spans.append(f'<tspan x="{places}" y="{_n(y)}">{"".join(text for _, text in single)}</tspan>')
+    return spans

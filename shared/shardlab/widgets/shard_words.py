@@ -52,20 +52,43 @@ def summary(shards: ShardMap) -> str:
     return f"{text}; most during the step {format_bytes(most)}"
 
 
+def too_much(shards: ShardMap, rank: int) -> bool:
+    """Whether a rank holds more model states after the step than the formula and some padding."""
+    return shards.frames[-1].ranks[rank].state_bytes > SLACK * shards.formula
+
+
 def complaints(shards: ShardMap) -> list[str]:
     """What looks wrong after the step, a sentence each; the ranks that are alike share one."""
     found: dict[str, list[int]] = {}
     for rank in range(shards.world_size):
-        for kind, size in shards.left_over(rank).items():
-            text = f"{round(100 * size / shards.psi)} % of the {LOOKS[kind].name} that it does not own"
-            if shards.share(len(shards.frames) - 1, rank, kind) == 1:
-                text = f"all of the {LOOKS[kind].name}, expected 1/{shards.world_size}"
+        for text in _left_over(shards, rank) or _over(shards, rank):
             found.setdefault(text, []).append(rank)
-        held = shards.frames[-1].ranks[rank].state_bytes
-        if held > SLACK * shards.formula and not shards.left_over(rank):
-            over = f"{format_bytes(held - shards.formula)} more than the formula"
-            found.setdefault(over, []).append(rank)
     return [f"{_ranks(ranks, shards.world_size)} {text}" for text, ranks in found.items()]
+
+
+def _left_over(shards: ShardMap, rank: int) -> list[str]:
+    """Kinds of which as much is left over share a sentence."""
+    alike: dict[str, list[str]] = {}
+    for kind, size in shards.left_over(rank).items():
+        text = f"{percent(size / shards.psi)} % of the {{}} that it does not own"
+        if shards.share(len(shards.frames) - 1, rank, kind) == 1:
+            text = f"all of the {{}}, expected 1/{shards.world_size}"
+        alike.setdefault(text, []).append(LOOKS[kind].name)
+    return [text.format(listed(names)) for text, names in alike.items()]
+
+
+def _over(shards: ShardMap, rank: int) -> list[str]:
+    more = shards.frames[-1].ranks[rank].state_bytes - shards.formula
+    return [f"{format_bytes(more)} more than the formula"] if too_much(shards, rank) else []
+
+
+def percent(share: float) -> int:
+    """Only all is 100 %, and only nothing is 0 %."""
+    return round(100 * share) if share in (0, 1) else min(99, max(1, round(100 * share)))
+
+
+def listed(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _ranks(ranks: list[int], world_size: int) -> str:
@@ -73,4 +96,4 @@ def _ranks(ranks: list[int], world_size: int) -> str:
         return "every rank holds"
     if len(ranks) == 1:
         return f"rank {ranks[0]} holds"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} hold"
+    return f"ranks {listed([str(rank) for rank in ranks])} hold"
