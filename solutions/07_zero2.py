@@ -35,7 +35,9 @@
 WORLD_SIZE = 4  # number of ranks (processes), at least 2
 DEVICE = "auto"  # "auto": one GPU per rank if there are enough, else the CPU
 SEED = 0
-BUCKET_BYTES = 200_000  # budget of the engine in most measurements: what is explained in section 5
+BUCKET_BYTES = (
+    200_000  # budget of the engine in most measurements: what is explained in section 5
+)
 
 # %% tags=["export"]
 import torch
@@ -49,6 +51,9 @@ Zero = reuse("06_zero1").Zero
 # %%
 from functools import partial
 from itertools import pairwise
+
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as TorchsDDP
 
 from shardlab import check, device, launch, predict, show, table, theory
 from shardlab.communicator import Library, mine_of
@@ -174,7 +179,8 @@ curves({"ZeRO-1": [each / 1e3 for each in live_1]}, xlabel="gradients ready", yl
 
 # %% [markdown]
 # A straight line: the flat tensors are there before the first gradient comes and after the last one has gone. The
-# little on top of 2$\psi$ is the gradient that autograd has just computed, until it is added to its place.
+# little on top of 2$\psi$ are the gradients that autograd has just computed, until they are added to their places: at
+# most those of the largest layer, weight and bias together.
 #
 # ## 2. The life of a gradient
 #
@@ -333,14 +339,14 @@ print(f"alive on its way, after `del flat`: {alive:,} bytes; a chunk has 4,000")
 # - One bucket is being **filled**: its flat tensor has b bytes from the first gradient on.
 # - One bucket is **travelling**. If we waited for it before the next one is opened, nothing would overlap (lab 05). So
 #   there are two flat tensors.
-# - Autograd has **just made** a gradient, which is not yet copied into its place. Unless one is larger than a bucket,
-#   that is at most b again.
+# - Autograd has **just made** the gradients of a layer, which are not yet copied into their places. Unless a layer is
+#   larger than a bucket, that is at most b again.
 #
 # That makes 3b. `Zero2` therefore takes `bucket_bytes` as the budget for all three, and plans buckets of a third of it:
 #
 # $$\text{gradients alive during backward} \;\le\; \frac{2\psi'}{N} + \text{bucket\_bytes} .$$
 #
-# A parameter larger than a third of the budget has a bucket to itself, and exceeds it.
+# A parameter larger than a third of the budget has a bucket to itself, and exceeds its share.
 #
 # There is nothing to gain from a budget that is only planned: somebody must keep it. If backward is faster than the
 # link, buckets queue up in front of it, and in the end all of them are alive: the full flat buffer again, in pieces.
@@ -607,3 +613,524 @@ steps_against(
     xlabel="calls in a backward pass",
     ylabel="kB alive at the peak",
 )
+
+# %% [markdown]
+# Bytes sent: the same in every row. However you cut, every element goes once. What you choose is how much memory to
+# give for how few calls. The bound holds where no layer is larger than its share of the budget. With a budget of 1 byte
+# all are. Then the most that is alive is the shard and twice the largest layer: its gradients as autograd has just made
+# them, and their flat copies.
+#
+# ### When ZeRO-2 holds more than ZeRO-1
+#
+# Look at the last row. With 25 MiB, torch's default for DDP, the whole GPT is one bucket: the flat tensor holds all
+# gradients, as in ZeRO-1, **and the shard comes on top**. This ZeRO-2 needs *more* memory at its peak than ZeRO-1.
+# Nothing is wrong with the code, and at rest it has what it promises. If somebody reports that "ZeRO-2 uses more memory
+# than ZeRO-1", look at the size of the model, and at the size of the buckets. Exactly:
+#
+# $$\text{ZeRO-1: } 2\psi' + \text{one layer}, \qquad \text{ZeRO-2: at most } \frac{2\psi'}{N} +
+# \min(\text{bucket\_bytes},\ 2\psi' + \text{one layer}) .$$
+#
+# The budget must be smaller than 2$\psi$(N-1)/N to save anything. For 7.5 billion parameters on 64 GPUs that is 14.8
+# GB, and a budget of 25 MiB is nothing. Only the models in a course are small enough to fall into this trap.
+#
+# ## 7. Ownership changes during backward
+#
+# The map of lab 06, for one step of your engine. Watch the row of gradients: at rest each rank has its own, in its
+# colour. In backward, gradients of *all* colours appear, on every rank, at the right end first. They travel (hatched),
+# and when they have landed each rank has only its own again.
+
+# %%
+SMALL_BUDGET = 60_000
+
+
+def watched_step(engine_class):
+    engine = engine_class(new_model(SMALL), bucket_bytes=SMALL_BUDGET)
+    with watch_layers(engine.module), watch_states(engine):
+        inputs, targets = part_of(0)
+        engine.backward(loss_function(engine(inputs), targets))
+        engine.step()
+
+
+def map_of(engine_class, title):
+    run = launch(watched_step, WORLD_SIZE, args=(engine_class,), device=DEVICE)
+    return shard_map(run, strategy="zero2", title=title)
+
+
+# %% tags=["picture"]
+show(map_of(Zero2, "your ZeRO-2"))
+
+# %% [markdown]
+# **A wrong one, to see how it looks.** This engine differs in one place: after a gradient has been copied into its
+# bucket, it stays in `.grad` until the next backward. A slip that no test of values can find.
+
+
+# %%
+class KeepsGrad(Zero2):
+    """Everybody keeps every gradient until the next backward."""
+
+    def arrived(self, bucket, place, parameter):
+        gradient = parameter.grad
+        super().arrived(bucket, place, parameter)
+        parameter.grad = gradient
+
+    def backward(self, loss):
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        super().backward(loss)
+
+
+show(map_of(KeepsGrad, "a ZeRO-2 that keeps .grad"))
+
+# %% [markdown]
+# The rows of gradients fill from the right and stay full, in everybody's colours on every rank. The weights that come
+# out are the same to the last bit: only a look at memory tells the two engines apart. What the check says:
+
+# %%
+try:
+    check("07.Zero2", KeepsGrad)
+except AssertionError as failed:
+    print(failed)
+
+# %% [markdown]
+# ## 8. Predicted and measured: memory is free of charge
+#
+# **Predict.** In bytes: what does a rank hold between two steps, with the course's small GPT? And what does it send in
+# a step, gradients and weights together? DDP's ring all-reduce sends 2 $\cdot$ 2$\psi$(N-1)/N.
+
+# %%
+psi = GPT(SMALL).parameter_count
+held_2 = predict("bytes held between two steps, ZeRO-2", unit="bytes", psi=psi, N=WORLD_SIZE)
+
+# %%
+sent_2 = predict("bytes sent in a step, ZeRO-2", unit="bytes", psi=psi, N=WORLD_SIZE)
+
+# %%
+STEPS = 2
+
+
+def train(engine_class, steps=STEPS):
+    """Some steps of the course's batch. Bytes of model states between two steps, and psi'."""
+    engine = engine_class(new_model(SMALL), bucket_bytes=SMALL_BUDGET)
+    for step in range(steps):
+        engine.zero_grad()
+        inputs, targets = part_of(step, 24, 32)
+        engine.backward(loss_function(engine(inputs), targets))
+        engine.step()
+    return memory_so_far().at_end, sum(len(bucket.weights) for bucket in engine.buckets)
+
+
+def sent_by(run, *operations):
+    """Bytes that rank 0 sends in a step by these operations."""
+    by_operation = run.traffic[0].by_operation
+    return sum(by_operation[op].sent for op in operations if op in by_operation) / STEPS
+
+
+def held_by(run):
+    sample = run.results[0][0]
+    return sample.parameters + sample.gradients + sample.optimizer
+
+
+WORLD_SIZES = sorted({1, 2, 3, 4, WORLD_SIZE})
+runs = {N: launch(train, N, args=(Zero2,), device=DEVICE) for N in WORLD_SIZES}
+held_2.compare(held_by(runs[WORLD_SIZE]))
+
+# %%
+sent_2.compare(sent_by(runs[WORLD_SIZE], "reduce_scatter", "all_gather"))
+
+# %%
+# NBVAL_CHECK_OUTPUT
+table(
+    [
+        {
+            "N": N,
+            "psi'": run.results[0][1],
+            "weights": run.results[0][0].parameters,
+            "gradients": run.results[0][0].gradients,
+            "optimizer": run.results[0][0].optimizer,
+            "2 psi' + 14 psi'/N": 2 * run.results[0][1] + 14 * run.results[0][1] // N,
+            "held": held_by(run),
+            "16 psi / held": 16 * psi / held_by(run),
+        }
+        for N, run in runs.items()
+    ],
+    equal=("2 psi' + 14 psi'/N", "held"),
+    title=f"bytes between two steps; psi = {psi:,}",
+)
+
+# %%
+# NBVAL_CHECK_OUTPUT
+table(
+    [
+        {
+            "N": N,
+            "reduce_scatter": round(sent_by(run, "reduce_scatter")),
+            "all_gather": round(sent_by(run, "all_gather")),
+            "2 * 2 psi' (N-1)/N": round(2 * 2 * run.results[0][1] * (N - 1) / N),
+            "sent": round(sent_by(run, "reduce_scatter", "all_gather")),
+            "DDP's all-reduce": round(2 * theory.step_volume("ddp", psi, N).sent),
+            "norm": round(sent_by(run, "all_reduce")),
+        }
+        for N, run in runs.items()
+    ],
+    equal=("2 * 2 psi' (N-1)/N", "sent"),
+    title="bytes sent by rank 0 in a step",
+)
+
+# %% [markdown]
+# What is sent is DDP's 2$\psi$(N-1)/N elements, but for the padding and one number of 8 bytes, which is what the
+# last column is about. An all-reduce *is* a reduce-scatter and an all-gather (lab 04). DDP runs both halves at once, on
+# the gradients. ZeRO puts the optimizer between them: the first half carries gradients, the second half the weights
+# that were updated from them.
+#
+# What is held falls towards 2$\psi$ when N grows: at most a factor of 8, where ZeRO-1 stops at 4. Your rings carry the
+# same, message by message:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+N = WORLD_SIZE
+
+
+def on_rings(model, **options):
+    return Zero2(model, communicator=Rings(), **options)
+
+
+on_own = launch(train, N, args=(on_rings,), device=DEVICE)
+padded = on_own.results[0][1]
+table(
+    [
+        {
+            "rank": rank.rank,
+            "gradients, weights": 2 * 2 * padded * (N - 1) // N,
+            "norm": theory.ring_all_reduce_bytes(1, 8, N, rank.rank).sent,
+            "predicted": 2 * 2 * padded * (N - 1) // N
+            + theory.ring_all_reduce_bytes(1, 8, N, rank.rank).sent,
+            "sent": rank.by_operation["send"].sent // STEPS,
+        }
+        for rank in on_own.traffic
+    ],
+    equal=("predicted", "sent"),
+    title="your rings, bytes sent in a step",
+)
+
+# %% [markdown]
+# ## 9. What several backward passes cost
+#
+# A large batch is often computed in k micro-steps: k times forward and backward, then one step. DDP has `no_sync` for
+# that (lab 05): gradients add up in `.grad`, and only the last backward sends.
+#
+# **Predict.** Your engine, k = 4 micro-steps and one step: how many times as many bytes as with k = 1? (Gradients and
+# weights together.)
+
+# %%
+factor = predict("bytes sent with 4 micro-steps, divided by those with 1")
+
+
+# %%
+def accumulate(micro_steps):
+    """One step of several micro-steps. The most gradient bytes alive, and a sample of the weights."""
+    engine = Zero2(new_model(SMALL, torch.float32), eps=1e-4, bucket_bytes=SMALL_BUDGET)
+    for micro_step in range(micro_steps):
+        inputs, targets = (
+            part.tensor_split(micro_steps)[micro_step] for part in part_of(0, 48, 32)
+        )
+        engine.backward(loss_function(engine(inputs), targets) / micro_steps)
+    engine.step()
+    return max(
+        sample.gradients for sample in memory_so_far().samples
+    ), engine.module.head.weight[0, :4].tolist()
+
+
+micro = {k: launch(accumulate, WORLD_SIZE, args=(k,), device=DEVICE) for k in (1, 2, 4)}
+STEPS = 1
+in_all = {k: sent_by(run, "reduce_scatter", "all_gather") for k, run in micro.items()}
+factor.compare(in_all[4] / in_all[1])
+
+# %%
+table(
+    [
+        {
+            "micro-steps": k,
+            "reduce_scatter calls": run.traffic[0].by_operation["reduce_scatter"].calls,
+            "predicted": round((k + 1) * in_all[1] / 2),
+            "sent": round(in_all[k]),
+            "DDP with no_sync": round(4 * theory.step_volume("ddp", psi, WORLD_SIZE).sent),
+            "most alive": run.results[0][0],
+        }
+        for k, run in micro.items()
+    ],
+    equal=("predicted", "sent"),
+    title="float32: 4 bytes an element",
+)
+
+# %%
+for k, run in micro.items():
+    print(f"{k} micro-steps:", [round(weight, 6) for weight in run.results[0][1]])
+
+# %% [markdown]
+# Each backward reduces: k reduce-scatters and one all-gather, (k+1)/2 times the bytes of DDP with `no_sync`. The values
+# are the same. Must it be so? A gradient that is not sent must be kept, and it is one of all 2$\psi$ bytes: `no_sync`
+# *is* the full gradient buffer. So there is a choice, and engines offer both: send in every micro-step and hold
+# 2$\psi$/N, or send once and hold 2$\psi$ in between, as ZeRO-1 does. That the second way exists is one reason why
+# ZeRO-1 is still in use.
+#
+# ## 10. Judged together
+#
+# In lab 01 one process looked at all gradients: is any of them inf or NaN? How large is their norm? Now nobody has all
+# gradients. A rank that looks at its own chunk sees an N-th of the truth. Here are the norms that the ranks see, and
+# the norm that `global_norm` of lab 06 makes of them: the root of the sum of their squares.
+
+
+# %%
+def norms():
+    """The norm of this rank's chunks, the norm that the engine finds, and that of the gradients in one process."""
+    engine = Zero2(new_model(SMALL, torch.float32), bucket_bytes=SMALL_BUDGET)
+    inputs, targets = part_of(0, 24, 32)
+    engine.backward(loss_function(engine(inputs), targets))
+    chunks = torch.cat([engine.gradient_of(bucket) for bucket in engine.buckets])
+    own = chunks.norm().item() / engine.scale
+    together = engine.global_norm() / engine.scale
+
+    torch.manual_seed(SEED)
+    alone = GPT(SMALL).to(device())
+    inputs, targets = (part.to(device()) for part in batch(0, 24, 32, SEED))
+    loss_function(alone(inputs), targets).backward()
+    return own, together, torch.nn.utils.clip_grad_norm_(alone.parameters(), 1.0).item()
+
+
+run = launch(norms, WORLD_SIZE, device=DEVICE)
+table(
+    [
+        {
+            "rank": rank,
+            "its chunks": f"{own:.6f}",
+            "all chunks": f"{together:.6f}",
+            "one process": f"{alone:.6f}",
+        }
+        for rank, (own, together, alone) in enumerate(run.results)
+    ],
+    title="norm of the gradients",
+)
+
+# %% [markdown]
+# Clipping by its own norm, each rank would shorten its part by a factor of its own: lab 06 did that on purpose, and no
+# rank noticed.
+#
+# ### Break it on purpose: overflow, judged alone
+#
+# On the last rank one single gradient becomes inf, the first element of the embedding. The sum of it is inf, too, and
+# lands in **one** chunk, on one rank. What happens if every rank judges by its own chunks?
+
+
+# %%
+class JudgesAlone(Zero2):
+    def global_norm(self):
+        chunks = torch.cat([self.gradient_of(bucket) for bucket in self.buckets])
+        return chunks.norm(dtype=torch.float64).item()
+
+
+def overflow_on_one_rank(engine_class):
+    """What step() says, the scale after it, and whether any bit of the weights has changed."""
+    engine = engine_class(new_model(SMALL), bucket_bytes=SMALL_BUDGET)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        first = torch.zeros_like(engine.module.embedding.weight)
+        first[0, 0] = torch.inf
+        engine.module.embedding.weight.register_hook(lambda gradient: gradient + first)
+    inputs, targets = part_of(0)
+    engine.backward(loss_function(engine(inputs), targets))
+    before = fingerprint(engine.module)
+    stepped = engine.step()
+    return stepped, engine.scale, fingerprint(engine.module) != before
+
+
+try:
+    launch(overflow_on_one_rank, WORLD_SIZE, args=(JudgesAlone,), device=DEVICE)
+except LaunchError as report:
+    print(report)
+
+# %% [markdown]
+# One rank has seen the inf, skips the step, and is done. The others have seen nothing: they have changed their part of
+# the weights, and wait in `all_gather` for a rank that will not come. Were it to come all the same, things would be
+# worse: new weights and old ones mixed, a different scale on every rank, and no error. Your engine:
+
+# %%
+run = launch(overflow_on_one_rank, WORLD_SIZE, args=(Zero2,), device=DEVICE)
+table(
+    [
+        {"rank": rank, "step()": str(stepped), "scale": scale, "weights changed": str(changed)}
+        for rank, (stepped, scale, changed) in enumerate(run.results)
+    ]
+)
+
+# %% [markdown]
+# The norm is inf when any element is, on any rank. So the one number that is sent for clipping settles the overflow
+# too. Note *where* it is looked for: after the reduction, in the sums. The sum of finite gradients can overflow as
+# well.
+#
+# ## 11. The same numbers as before
+#
+# The values must be those of one process. Three steps in float32, clipped at a norm of 0.5, on five ways: one process
+# with the whole batch, torch's DDP with its `ZeroRedundancyOptimizer` (which is ZeRO-1), your `Zero1`, your `Zero2`,
+# and `Zero2` on your rings. (eps is $10^{-4}$ as in lab 06: Adam blows up rounding where a gradient is zero.)
+
+# %%
+RATE, EPS, MAX_NORM = 1e-3, 1e-4, 0.5
+
+
+class Torchs(torch.nn.Module):
+    """torch's own, in the shape of the course's engines. With one rank: plain AdamW."""
+
+    def __init__(self, model, **_):
+        super().__init__()
+        self.module, options = model, {"lr": RATE, "eps": EPS, "weight_decay": 0.0}
+        if dist.get_world_size() == 1:
+            self.run = model
+            self.optimizer = torch.optim.AdamW(model.parameters(), **options)
+        else:
+            self.run = TorchsDDP(model)
+            self.optimizer = ZeroRedundancyOptimizer(
+                model.parameters(), torch.optim.AdamW, **options
+            )
+
+    def forward(self, *inputs):
+        return self.run(*inputs)
+
+    def backward(self, loss):
+        loss.backward()
+
+    def step(self):
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), MAX_NORM)
+        self.optimizer.step()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+def three_steps(engine_class):
+    """The loss of each step on this rank's part, and the weights, flat, on the CPU."""
+    options = {"lr": RATE, "eps": EPS, "max_norm": MAX_NORM, "bucket_bytes": SMALL_BUDGET}
+    engine = engine_class(new_model(SMALL, torch.float32), **options)
+    for step in range(3):
+        engine.zero_grad()
+        inputs, targets = part_of(step, 24, 32)
+        engine.backward(loss_function(engine(inputs), targets))
+        engine.step()
+    return torch.cat([each.detach().flatten().cpu() for each in engine.module.parameters()])
+
+
+alone = launch(three_steps, 1, args=(Torchs,), device=DEVICE).results[0]
+table(
+    [
+        {
+            "engine": name,
+            "from one process": f"{max((w - alone).abs().max().item() for w in weights):.0e}",
+            "between ranks": f"{max((w - weights[0]).abs().max().item() for w in weights):.0e}",
+        }
+        for name, engine_class in (
+            ("torch: DDP, ZeroRedundancyOptimizer", Torchs),
+            ("Zero1", Zero1),
+            ("Zero2", Zero2),
+            ("Zero2 on your rings", on_rings),
+        )
+        for weights in [
+            launch(three_steps, WORLD_SIZE, args=(engine_class,), device=DEVICE).results
+        ]
+    ],
+    title="largest difference of a weight after three steps",
+)
+
+# %% [markdown]
+# Rounding: sums over N ranks are added up in another order than one process adds them. Between ranks there is no
+# difference at all, because every weight is computed once, by its owner, and copied.
+#
+# ## 12. The ledger
+
+# %%
+STEPS = 2
+run = runs[WORLD_SIZE]
+operations = ("reduce_scatter", "all_gather", "all_reduce")
+record(
+    LedgerRow(
+        lab="07",
+        strategy="ZeRO-2",
+        world_size=WORLD_SIZE,
+        held=held_by(run),
+        held_formula=theory.model_state_bytes("zero2", psi, WORLD_SIZE),
+        sent=sent_by(run, *operations),
+        sent_formula=2 * theory.step_volume("zero2", psi, WORLD_SIZE).sent,
+        messages=sum(run.traffic[0].by_operation[op].calls for op in operations) // STEPS,
+        limited_by="weights, whole on every rank",
+    )
+)
+
+# %% [markdown]
+# What is left is the 2$\psi$ of the weights. Every rank holds all of them, all the time, though in any one moment
+# forward or backward looks at one layer. You know by now what comes next.
+#
+# ## 13. What production systems do differently
+#
+# - **DeepSpeed, stage 2.** `reduce_bucket_size` is what one bucket holds, in *elements*, not bytes: its default of 5e8
+#   is 1 GB in fp16, and so is that of `allgather_bucket_size`. `overlap_comm` reduces a bucket while backward fills the
+#   next, and needs a second buffer for it: your two flat tensors. `contiguous_gradients` copies gradients into one
+#   buffer as they come, which you do as well; without it memory is torn into small pieces.
+# - DeepSpeed fills buckets in the order in which gradients **arrive**, and sends what is there when the bucket is full.
+#   That needs no plan, and an unused parameter holds nobody up. But all ranks must have the same order. Yours asks for
+#   less: ranks may take different branches. The price: a bucket with a parameter that gets no gradient leaves only when
+#   backward is over, and with it all buckets behind. In such a step the budget is exceeded (question 3).
+# - **FSDP** with `SHARD_GRAD_OP` (in FSDP2: `reshard_after_forward=False`) is called ZeRO-2, and is a little different:
+#   weights are sharded between two steps, gathered in forward, and kept until backward is over.
+# - **Gradient accumulation.** FSDP's `no_sync()` and FSDP2's `set_requires_gradient_sync(False)` keep whole gradients
+#   between micro-steps: the choice of section 9. DeepSpeed does not offer it: with gradients partitioned (stages 2 and
+#   3) its `no_sync()` is an error.
+# - On a GPU nobody may free what a *stream* still reads. Python's `del` gives memory back to the allocator while the
+#   communication stream is at work; `record_stream` or an event tells the allocator to wait.
+# - The owners' shard is often fp32: sums over many micro-steps lose small parts in fp16. It costs 2$\psi$/N more.
+#
+# ## 14. Questions
+#
+# Answer in a sentence or two, then compare with the solution.
+#
+# **Q1.** A model of 7.5 billion parameters, fp16, on 64 GPUs, with a budget of 200 MB. How many bytes of model states
+# does a GPU hold between two steps? What is the most gradient bytes alive during backward, with ZeRO-1 and with ZeRO-2?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-paper", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# 2$\psi$ + 14$\psi$/N = 15 GB + 1.64 GB = 16.6 GB, as in the paper's figure 1. Gradients: ZeRO-1 15 GB; ZeRO-2
+# 2$\psi$/N + 0.2 GB = 0.234 GB + 0.2 GB = 0.43 GB.
+
+# %% [markdown]
+# **Q2.** Somebody frees the flat tensor right after `launch`, without a wait: "the operation keeps a reference, so the
+# memory stays valid". Is the memory saved? Are the values right? Where does the sum arrive?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-in-flight", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# Nothing is saved: the reference keeps the tensor alive until the operation is done. The operation itself is right, and
+# the sum arrives in the tensor, to which nobody has a name any more. To read the chunk of the sum one needs the tensor
+# after `wait()`, so both references, tensor and handle, must live until then, and go together.
+
+# %% [markdown]
+# **Q3.** In a model the head, whose gradient comes first, is not used in some steps: on one rank, or on all. What does
+# your engine do in such a step? Are the values right? What about memory?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-unused", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# The head's bucket is never complete, and all others wait behind it, because ranks must send in one order. After
+# backward it leaves with zeros in the head's place, then the others follow: the values are right. But until then all
+# flat tensors are alive, 2$\psi'$ and the shard, more than in ZeRO-1. `open` can land nothing, for nothing travels.
+
+# %% [markdown]
+# **Q4.** A rank holds 2$\psi$/N of gradients between steps, though they are needed only from the first sum until the
+# step is over. Could it free them in `zero_grad`? What would be gained: at rest, and at the peak?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-zero-grad", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# Yes, and make each chunk anew when its bucket lands. Then 2$\psi$/N fewer bytes are held during *forward*, when
+# activations grow. At the end of backward all chunks are there, so the peak of gradients is the same. The peak of all
+# memory is mostly at the beginning of backward, when all activations are alive: there it would help a little.
+
+# %% [markdown]
+# ## Sources
+#
+# - S. Rajbhandari et al.: *ZeRO: Memory optimizations toward training trillion parameter models*, SC 2020, arXiv
+#   1910.02054: section 5.2 (gradient partitioning, and its buckets), figure 1 (bytes), section 7.2.1 (what it sends),
+#   section 6.2 (buffers of constant size).
+# - S. Li et al.: *PyTorch Distributed*, VLDB 2020, arXiv 2006.15704: section 3.2.4 (accumulation).
+# - Y. Zhao et al.: *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023, arXiv 2304.11277:
+#   section 3.3.4 (gradient accumulation, with and without communication).
+# - DeepSpeed's documentation: *DeepSpeed Configuration JSON*, "ZeRO Optimizations for FP16 Training".
+# - PyTorch's documentation: `torch.distributed.optim.ZeroRedundancyOptimizer`, `torch.distributed.fsdp`.
