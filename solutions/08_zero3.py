@@ -1,0 +1,1094 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 08 - ZeRO-3: weights that are there when they are needed
+#
+# **You build:** `Zero3`, an engine in which no rank holds the whole model at any time. **Time:** 75 to 90 minutes.
+#
+# **Where this stands.** With DDP every rank held 16 bytes for each of the $\psi$ parameters. ZeRO-1 split the 12 bytes
+# of the optimizer over the ranks, ZeRO-2 the 2 bytes of the gradients. What is left is $2\psi + 14\psi/N$. However many
+# ranks there are, the $2\psi$ stay: each of them holds all weights. A model whose weights alone do not fit on one GPU
+# cannot be trained so.
+#
+# But a rank computes with one layer at a time. Why should it hold the others?
+#
+# At the end of this notebook your engine trains a GPT while each rank holds $16\psi/N$ bytes between two steps, to the
+# byte, and one or two layers more while it computes. You watch a layer's weights come and go on a map of who holds
+# what, pay 1.5 times the bytes of DDP for it, and hide them. Then you hold it against FSDP2, which is the same idea in
+# torch itself.
+#
+# **Letters.** N is the number of ranks, $\psi$ the number of parameters. $\psi'$ is $\psi$ with the padding that makes
+# each layer divisible by N: at most N-1 elements a layer.
+
+# %% tags=["parameters"]
+WORLD_SIZE = 4  # number of ranks (processes), at least 2
+DEVICE = "auto"  # "auto": one GPU per rank if there are enough, else the CPU
+SEED = 0
+LATENCY = 0.0002  # seconds that a message costs on the link of section 8, however small it is
+BANDWIDTH = 25e6  # bytes per second that the link carries
+BLOCK = 0.024  # seconds that a block's backward takes at least there; its forward takes half of that
+LOSS_STEPS = 100  # of the loss curves in section 11
+
+# %% tags=["export"]
+import contextlib
+from collections import Counter
+from functools import partial
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from shardlab import reuse
+from shardlab.meters import label
+
+# %%
+import time
+from itertools import pairwise
+
+import torch.distributed as dist
+
+from shardlab import check, device, launch, predict, show, table, theory
+from shardlab.communicator import Library, mine_of
+from shardlab.ledger import LedgerRow, record
+from shardlab.meters import memory_so_far
+from shardlab.model import GPT, SMALL, Size, loss_function
+from shardlab.records import Link
+from shardlab.shard_map import shard_map, watch_states
+from shardlab.text import batch
+from shardlab.timeline import timeline_of, watch_layers
+from shardlab.widgets.curves import curves
+from shardlab.widgets.timeline import compare
+
+PASSAGES, LENGTH = 24, 32  # the course's batch: 24 passages of 32 characters
+PSI = GPT(SMALL).parameter_count
+
+# %% [markdown]
+# ## 1. What a layer-by-layer pass needs
+#
+# A forward pass runs layer 1, then layer 2, and so on. While layer 3 runs, the weights of all others lie idle. The
+# backward pass runs the layers from the last to the first. To compute, layer 3 needs its weights once more: the
+# gradient of its input is the gradient of its output times the weights. So:
+#
+# | layer 3 | its weights | its activations |
+# |---|---|---|
+# | before its forward | not needed | not there |
+# | during its forward | **needed** | made |
+# | until its backward | not needed | kept |
+# | during its backward | **needed** | used, then freed |
+# | afterwards, and in the optimizer's step | this rank's own part | not there |
+#
+# ZeRO's third stage, P$_{os+g+p}$ in the paper, follows from this table (Rajbhandari et al. 2020, section 5.3). The
+# weights of each layer are cut in N chunks, and rank r keeps chunk r. Just before a layer runs, an **all-gather** makes
+# it whole on every rank. As soon as it has run, each rank frees what is not its own. In backward the same once more.
+#
+# What does it cost? A step of ZeRO-2 sends $2\psi(N-1)/N$ elements: gradients are reduced and scattered, and new
+# weights are gathered once, after the step. Now weights are gathered twice, for forward and for backward, and not at
+# all after the step: every rank updates its own chunk, and the next forward will fetch it.
+#
+# **Predict.** How many elements does a rank send in a step, in units of $\psi(N-1)/N$? And how many bytes of model
+# states does it hold between two steps, with 16-bit weights?
+
+# %%
+units_sent = predict("sent in a step, in units of psi (N-1)/N elements")
+
+# %%
+at_rest = predict("held between two steps", unit="bytes", psi=PSI, N=WORLD_SIZE)
+
+# %% [markdown]
+# ## 2. By hand: gather, compute, free
+#
+# Here is the idea on the simplest model there is, a chain of `Linear` layers of equal size. `Sharded` cuts the weight
+# of one layer into N chunks and keeps this rank's own. `gather` makes a whole tensor, fetches the other chunks, and
+# sets `layer.weight.data`, which is the memory that a parameter stands for. `free` puts an empty tensor in its place.
+
+
+# %%
+SIDE, LAYERS = 240, 8
+LAYER_BYTES = 4 * SIDE * SIDE  # float32
+
+
+class Sharded:
+    """The weight of one layer. This rank keeps its own chunk, and all of it between gather() and free()."""
+
+    def __init__(self, layer):
+        self.layer, self.shape = layer, layer.weight.shape
+        self.own = mine_of(layer.weight.detach().flatten()).clone()
+        self.free()
+
+    def gather(self):
+        whole = self.own.new_empty(self.shape.numel())
+        mine_of(whole).copy_(self.own)
+        Library().all_gather(whole).wait()
+        self.layer.weight.data = whole.view(self.shape)
+
+    def free(self):
+        self.layer.weight.data = self.own.new_empty(0)
+
+
+def forward_by_hand(kind):
+    """Whole weights after a chain's forward, in layers: by numel(), and by the memory meter."""
+    layers = [torch.nn.Linear(SIDE, SIDE, bias=False).to(device()) for _ in range(LAYERS)]
+    sharded = [kind(layer) for layer in layers]
+    # As if another layer were in front: somebody will ask for the gradient of the chain's input.
+    hidden = torch.ones(2, SIDE, device=device(), requires_grad=True)
+    for one in sharded:
+        one.gather()
+        hidden = one.layer(hidden)
+        one.free()
+    by_numel = sum(layer.weight.numel() for layer in layers) / (SIDE * SIDE)
+    return by_numel, memory_so_far().at_end.parameters / LAYER_BYTES
+
+
+# %% [markdown]
+# **Predict.** The chain has LAYERS = 8 layers, and each has been freed behind it. When the forward pass is over, how
+# many layers' whole weights does `numel()` see, summed over the parameters? And how many does the memory meter see,
+# which counts a piece of memory as long as anybody holds on to it?
+
+# %%
+says_numel = predict("layers whole after forward, by numel()", LAYERS=LAYERS)
+
+# %%
+says_meter = predict("layers whole after forward, by the memory meter", LAYERS=LAYERS)
+
+# %%
+swapped = launch(forward_by_hand, WORLD_SIZE, args=(Sharded,), device=DEVICE)
+says_numel.compare(swapped.results[0][0])
+
+# %%
+says_meter.compare(swapped.results[0][1])
+
+# %% [markdown]
+# ## 3. The trap: who else holds the weight
+#
+# All of it is still there. `numel()` says that the model is sharded, and the memory says that it is not. A check that
+# looks at `numel()` accepts this engine. It saves nothing.
+#
+# The autograd graph holds the weights. A `Linear` layer computes `inputs @ weight.t()`. For the backward pass the graph
+# saves both factors, and the second is a **view**: a tensor of its own that refers to the same memory, called the
+# *storage*. Now `layer.weight.data = ...` gives the parameter another storage. The view keeps the old one, and so the
+# old one stays alive until backward has passed by.
+#
+# Here is the whole matter on one small layer, in this process, without ranks.
+
+# %%
+weight = torch.nn.Parameter(torch.eye(3))
+inputs = torch.ones(2, 3, requires_grad=True)
+output = torch.nn.functional.linear(inputs, weight)
+saved = output.grad_fn._saved_mat2  # what the graph has kept: weight.t()
+storage = weight.untyped_storage()
+print("same storage:", saved.untyped_storage().data_ptr() == storage.data_ptr())
+
+# %% [markdown]
+# The way out: do not take the storage away from the parameter, take the **memory away from the storage**.
+# `untyped_storage().resize_(0)` frees it, and everybody who refers to this storage sees that: the parameter, the view
+# in the graph, all alike. Before backward the storage gets its memory back and is filled again. The graph has noticed
+# nothing. It holds the same storage as ever.
+
+# %%
+kept = weight.detach().clone()
+storage.resize_(0)  # free
+print(
+    f"the graph's tensor: shape {tuple(saved.shape)}, {saved.untyped_storage().nbytes()} bytes"
+)
+storage.resize_(kept.nbytes)  # gather again, before backward
+weight.data.copy_(kept)  # .data: autograd would count a change of the weight itself
+output.sum().backward()
+print("gradient of the inputs:", inputs.grad[0].tolist())
+
+# %% [markdown]
+# Between `resize_(0)` and the refill the graph's tensor says that it has 3 x 3 elements, and has no memory. Whoever
+# reads it reads at an address that is not ours any more, and the process ends at once, without a Python error
+# (*segmentation fault*). You can try it, it will cost you the kernel. So there is a second half to freeing: the
+# *parameter* must not be such a tensor. At rest we give it an empty one, with `parameter.data = torch.empty(0)`. If
+# somebody then forgets to gather, he gets an error that can be read:
+
+# %%
+weight.data = torch.empty(0)
+try:
+    torch.nn.functional.linear(inputs, weight)
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+
+# %% [markdown]
+# Only the graph holds tensors over freed storages, and the graph reads them in backward alone, when we have gathered
+# again.
+
+
+# %%
+class Emptied(Sharded):
+    """As before, but `whole` is one tensor for ever, and free() takes its memory away."""
+
+    def __init__(self, layer):
+        self.whole = (
+            layer.weight.data.flatten()
+        )  # .data again: the graph must not count our changes
+        super().__init__(layer)
+
+    def gather(self):
+        self.whole.untyped_storage().resize_(self.whole.nbytes)
+        mine_of(self.whole).copy_(self.own)
+        Library().all_gather(self.whole).wait()
+        self.layer.weight.data = self.whole.view(self.shape)
+
+    def free(self):
+        super().free()
+        self.whole.untyped_storage().resize_(0)
+
+
+emptied = launch(forward_by_hand, WORLD_SIZE, args=(Emptied,), device=DEVICE)
+
+# %%
+# NBVAL_CHECK_OUTPUT
+table(
+    [
+        {
+            "free()": way,
+            "by numel()": round(run.results[0][0], 1),
+            "by the meter, predicted": predicted,
+            "by the meter": round(run.results[0][1], 1),
+        }
+        for way, run, predicted in (
+            ("swaps param.data", swapped, float(LAYERS)),
+            ("empties the storage", emptied, 0.0),
+        )
+    ],
+    equal=("by the meter, predicted", "by the meter"),
+    title=f"whole layers after the forward of {LAYERS}",
+)
+
+# %% [markdown]
+# (Not every layer is a trap. A convolution or a layer norm saves the parameter itself, not a view, and then a swap does
+# free it. An embedding saves no weights at all. But nobody wants an engine that depends on this.)
+#
+# ## 4. Four moments
+#
+# In backward nobody calls our layers, so hooks must tell when one begins and ends. Here are the four moments:
+#
+# | moment | what tells us | what to do |
+# |---|---|---|
+# | forward begins | `register_forward_pre_hook` | gather |
+# | forward has ended | `register_forward_hook(always_call=True)`: also after an exception | free |
+# | backward begins | the gradient of the layer's **output** is there: a hook on that tensor | gather again |
+# | backward has ended | the gradient of the layer's **input** is there: a hook on that tensor | free |
+#
+# A hook on a tensor, `tensor.register_hook(function)`, is called with the tensor's gradient when that is complete. Here
+# is the backward of the chain, still by hand. The gradients are those of the same chain on one process.
+
+
+# %%
+def backward_by_hand(steps):
+    """The gradient of every weight, and how many layers were whole at most."""
+    torch.manual_seed(SEED)
+    layers = [torch.nn.Linear(SIDE, SIDE, bias=False).to(device()) for _ in range(LAYERS)]
+    hidden = torch.ones(2, SIDE, device=device(), requires_grad=True) * 1
+    if steps == "one process":
+        for layer in layers:
+            hidden = layer(hidden)
+    else:
+        for one in [Emptied(layer) for layer in layers]:
+            hidden.register_hook(lambda gradient, one=one: one.free())
+            one.gather()
+            hidden = one.layer(hidden)
+            one.free()
+            hidden.register_hook(lambda gradient, one=one: one.gather())
+    began = memory_so_far().at_end.time
+    hidden.square().mean().backward()
+    most = max(each.parameters for each in memory_so_far().samples if each.time >= began)
+    return [layer.weight.grad.cpu() for layer in layers], most / LAYER_BYTES
+
+
+whole, cut = (
+    launch(backward_by_hand, WORLD_SIZE, args=(steps,), device=DEVICE).results[0]
+    for steps in ("one process", "gathered again")
+)
+largest = max((a - b).abs().max().item() for a, b in zip(whole[0], cut[0], strict=True))
+print(f"largest difference of a gradient: {largest:.1e}")
+print(
+    f"layers whole in backward, at most: {whole[1]:.1f} in one process, {cut[1]:.1f} gathered again"
+)
+
+# %% [markdown]
+# Two at most: on the tensor between two layers hang two hooks, and the one that gathers the next layer comes before the
+# one that frees the last.
+#
+# ## 5. Units and passes
+#
+# For a real model four questions are left. The code below answers them; read it, you will build on it.
+#
+# **What is gathered at a time?** A **unit**: a child of the model, and of lists of modules each entry. For the GPT that
+# is the embedding, each block, the last norm, the head. Smaller units need less memory at a time and more messages.
+# What is left belongs to the model itself: its own parameters (the GPT's positions), and those that *several* layers
+# share. A tied matrix, which is both embedding and head, would otherwise be gathered twice as often; here it is held
+# from the model's begin to its end. If parameters of a layer differ in dtype or group, the layer has several units.
+#
+# **What if a layer runs twice before its backward?** Two forwards, then one backward: that is common. Or an evaluation
+# under `no_grad` between a forward and its backward. So what happens in backward belongs not to the layer but to one
+# **pass** through it. A pass watches the tensors that go in and out. And a unit counts its **users**, the passes that
+# need it now. It is freed when there is none.
+#
+# **When exactly is the gradient of an input complete?** If other layers use the same tensor, it is complete only when
+# *they* are done as well: with a residual connection, long after this layer. So the pass gives the layer a **view** of
+# its input. The view's gradient is this layer's alone. And not all inputs get a gradient: the embedding's are integers.
+# Passes that nobody has ended are ended when backward is over.
+#
+# **And gradient checkpointing?** It throws activations away and runs the layer's forward again *within* backward
+# ("recomputation"). The forward hooks then gather and free as ever; since users are counted, the layer stays whole for
+# the backward that asked for it.
+
+# %% tags=["export"]
+_zero1 = reuse("06_zero1")
+Bucket, Shard = _zero1.Bucket, _zero1.Shard
+Zero2 = reuse("07_zero2").Zero2
+
+
+def layers_of(model):
+    """The modules that are gathered one at a time: the model's children, and those of lists one by one."""
+    for child in model.children():
+        never_called = (
+            type(child).forward is torch.nn.Module.forward
+        )  # a list has no forward of its own
+        if never_called or isinstance(child, torch.nn.Sequential):
+            yield from layers_of(child)
+        else:
+            yield child
+
+
+def parameters_by_layer(model):
+    """[(layer, its parameters)]. First the model itself, with its own and with those that several layers share."""
+    layers = list(dict.fromkeys(layers_of(model)))
+    count = Counter(parameter for layer in layers for parameter in layer.parameters())
+    alone = [
+        (layer, [one for one in layer.parameters() if count[one] == 1]) for layer in layers
+    ]
+    return [(model, [one for one in model.parameters() if count[one] != 1]), *alone]
+
+
+# %% tags=["export"]
+class Pass:
+    """One forward of a layer, and its backward. Tells the engine when the backward begins and when it has ended."""
+
+    def __init__(self, engine, units, before, following):
+        self.engine, self.units = engine, units
+        self.before = before  # the pass that began before this one, or None
+        self.following = (
+            following  # units that the forward will need next, if all goes as the last time
+        )
+        self.under_way = (
+            False  # in backward, from the gradient of the output to that of the input
+        )
+        self.expected = self.seen = 0  # gradients of inputs
+        self.goes_back = False  # whether an output has a gradient
+
+    @property
+    def preceding(self):
+        """Units that backward will need next."""
+        return self.before.units if self.before is not None and self.before.goes_back else []
+
+    def watch_input(self, value):
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return value
+        view = value.view_as(value)  # whose gradient is complete when *this* layer is done
+        view.register_hook(self.left)
+        self.expected += 1
+        return view
+
+    def watch_output(self, value):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            value.register_hook(self.entered)
+            self.goes_back = True
+
+    def entered(self, gradient):
+        if not self.under_way:
+            self.under_way = True
+            self.engine.going_back.append(self)
+            self.engine.before_backward(self)
+
+    def left(self, gradient):
+        self.seen += 1
+        if self.seen == self.expected:
+            self.end()
+
+    def end(self):
+        self.seen = 0
+        if self.under_way:
+            self.under_way = False
+            self.engine.going_back.remove(self)
+            self.engine.after_backward(self)
+
+
+# %% [markdown]
+# A pass also knows its neighbours: `following`, the units that the next layer will need, and `preceding`, those that
+# backward will need next. You will use them to gather **ahead**: to start fetching a layer while another one computes.
+
+# %% [markdown]
+# ### Exercise 08.Zero3
+#
+# *Difficulty: hard, in small pieces. Importance: very high, this is the summit. Give it 75 minutes.*
+#
+# **Contract.** The engine is used as those of labs 06 and 07. New is where the weights are.
+#
+# `Unit` is lab 06's `Bucket`, N equal chunks, with the way of section 3. `unit.own` is this rank's chunk, always there;
+# the optimizer updates it. `unit.weights` is the whole flat tensor, without memory at rest.
+#
+# - `start(communicator)`: unless the unit is whole or on its way already, gives `weights` its memory, writes `own` to
+#   its place (`unit.mine`, a slice) and starts `communicator.all_gather(self.weights)`. The handle is kept in
+#   `unit.gathering`: not None means "on its way".
+# - `gather(communicator)`: afterwards the unit is whole: what is on its way has arrived, `whole` is True, the
+#   parameters point to `weights` (`self.point_to(self.weights)`, from lab 06).
+# - `free()`: afterwards the parameters are empty tensors, `weights` has no memory, `whole` is False, `gathering` is
+#   None. A unit may be on its way for nothing when it is freed. Then it must arrive first: the operation writes to its
+#   memory.
+#
+# `Zero3`:
+#
+# - `acquire(units)`: each gets one user more, and is whole. `release(units)`: one less, and who has none left is freed.
+# - `before_forward(one)`, `after_forward(one)`, `before_backward(one)`, `after_backward(one)`: the four moments of
+#   `one`, a `Pass`. Units needed now are `one.units`. With `self.prefetch`, what is needed next is *started* as soon as
+#   this pass has what it needs: `one.following` in forward, `one.preceding` in backward.
+# - `free_unused()`: frees every unit that has no user, whole or on its way.
+# - `publish()`: called in `step()` when the shards have been updated. What does it have to send? And what must not
+#   survive it?
+# - `gathered()`: a context manager. Inside, all parameters are whole.
+#
+# <details><summary>Hint 1: start, gather</summary>
+#
+# `start` does nothing if `self.whole or self.gathering is not None`. `gather` calls `start` first; then either the unit
+# was whole, or there is a handle to wait for. Both run where gradients may be recorded: `start` needs
+# `@torch.no_grad()`.
+# </details>
+#
+# <details><summary>Hint 2: free</summary>
+#
+# Three things, in this order: wait for the handle if there is one; `parameter.data = self.own.new_empty(0)` for each of
+# `self.parameters`; `self.weights.untyped_storage().resize_(0)`. Then the two attributes.
+# </details>
+#
+# <details><summary>Hint 3: the four moments</summary>
+#
+# Two of them acquire, two release. After acquiring: `if self.prefetch:` start each unit of the list. Starting makes no
+# user: if nobody comes for the unit, `free_unused` must find it. And why *after* acquiring, not before? Operations
+# queue up, and what is needed first should be first in the queue.
+# </details>
+#
+# <details><summary>Hint 4: publish</summary>
+#
+# It sends nothing: nobody needs the new weights before the next forward. But what is whole, or on its way, holds the
+# *old* weights now. `self.free_unused()`.
+# </details>
+#
+# <details><summary>Hint 5: almost the answer</summary>
+#
+# ```python
+# def gather(self, communicator):
+#     self.start(communicator)
+#     if self.gathering is not None:
+#         ...
+#         self.point_to(self.weights)
+#
+# def release(self, units):
+#     for unit in units:
+#         unit.users -= 1
+#         if unit.users == 0:
+#             ...
+#
+# @contextlib.contextmanager
+# def gathered(self):
+#     self.acquire(self.units)
+#     try:
+#         yield
+#     finally:
+#         ...
+# ```
+# </details>
+
+
+# %% nbgrader={"grade": false, "grade_id": "Zero3", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
+class Unit(Bucket):
+    """Weights of one layer, in N chunks: this rank's is always here, the others between gather() and free().
+
+    Holds psi/N elements, and psi more while it is whole. Sends psi (N-1)/N for each gathering.
+    """
+
+    def __init__(self, parameters):
+        super().__init__(parameters)  # whole, for the last time for long
+        self.own = self.weights[self.mine].clone()
+        label("parameters", [self.own])
+        self.shard = None  # the optimizer's part, of units that are trained
+        self.users = 0  # passes that need the whole weights now
+        self.gathering = None  # the handle, while the other chunks are on their way
+        self.whole = True
+        self.free()
+
+    @torch.no_grad()
+    def start(self, communicator):
+        """Makes room, and starts to fetch the other chunks, unless that has been done."""
+        ### BEGIN SOLUTION
+        if not self.whole and self.gathering is None:
+            self.weights.untyped_storage().resize_(self.weights.nbytes)
+            self.weights[self.mine] = self.own
+            self.gathering = communicator.all_gather(self.weights)
+        ### END SOLUTION
+
+    def gather(self, communicator):
+        """Afterwards the parameters are whole."""
+        ### BEGIN SOLUTION
+        self.start(communicator)
+        if self.gathering is not None:
+            self.gathering.wait()
+            self.gathering, self.whole = None, True
+            self.point_to(self.weights)
+        ### END SOLUTION
+
+    def free(self):
+        """Gives the memory back. What the graph has saved keeps its shape, and has no content."""
+        ### BEGIN SOLUTION
+        if (
+            self.gathering is not None
+        ):  # fetched for nothing; but nobody may write there after the memory is gone
+            self.gathering.wait()
+        for parameter in self.parameters:
+            parameter.data = self.own.new_empty(0)
+        self.weights.untyped_storage().resize_(0)
+        self.gathering, self.whole = None, False
+        ### END SOLUTION
+
+
+class Zero3(Zero2):
+    """Weights, gradients and optimizer state are split over the ranks (Rajbhandari et al. 2020, section 5.3).
+
+    Holds 16 psi/N bytes in fp16, and while it computes the weights of two layers and gradients of two. Sends
+    3 psi (N-1)/N elements a step, and one number. All ranks must run the same layers.
+    """
+
+    def __init__(self, model, *arguments, prefetch=True, **options):
+        super().__init__(
+            model, *arguments, **options
+        )  # makes the units that are trained, see plan()
+        self.prefetch = prefetch
+        self.running = []  # passes whose forward has begun and not ended, the outermost first
+        self.going_back = []  # passes whose backward has begun and not ended
+        self.order, self.now = [], []  # the passes of the last forward, and of this one
+        unit_of = {parameter: unit for unit in self.buckets for parameter in unit.parameters}
+        units_of = {layer: [] for layer, _ in parameters_by_layer(model)}
+        for layer, parameters, group in self.parts:
+            units_of[layer].append(unit_of[parameters[0]] if group else Unit(parameters))
+        self.units = [unit for units in units_of.values() for unit in units]
+        for layer, units in units_of.items():
+            begins = partial(self.forward_begins, units)
+            layer.register_forward_pre_hook(begins, with_kwargs=True)
+            layer.register_forward_hook(self.forward_ends, with_kwargs=True, always_call=True)
+
+    def plan(self, bucket_bytes):
+        """[(parameters, group)] of the units that are trained, as backward completes them: the model's own come last."""
+        group_of = {p: g for g in self.param_groups for p in g["params"] if p.requires_grad}
+        self.parts = []  # (layer, parameters of one group and dtype, the group; None if they are frozen)
+        for layer, parameters in parameters_by_layer(self.module):
+            alike = {}
+            for parameter in parameters:
+                if parameter.numel():
+                    key = id(group_of.get(parameter)), parameter.dtype
+                    alike.setdefault(key, []).append(parameter)
+            self.parts += [(layer, part, group_of.get(part[0])) for part in alike.values()]
+        count = Counter(layer for layer, _, _ in self.parts)
+        # Flat gradients alive at one time: one travels, those of a layer fill, the model's own fill all along.
+        self.most_flat = 1 + max(count.values(), default=0) + count[self.module]
+        return [(part, group) for _, part, group in reversed(self.parts) if group]
+
+    def new_bucket(self, parameters, group):
+        unit = Unit(parameters)
+        unit.shard = Shard(unit.own, group)
+        unit.gradient = torch.zeros_like(unit.own)
+        label("gradients", [unit.gradient])
+        unit.flat = unit.handle = None
+        return unit
+
+    def new_pass(self, units):
+        """A pass that knows its neighbours in the order of the forward."""
+        if self.reducing:  # a forward within backward: a recomputation
+            return Pass(self, units, None, [])
+        last_time = self.order[len(self.now) : len(self.now) + 2]  # this pass and the next one
+        as_ever = len(last_time) == 2 and last_time[0].units is units
+        before = self.now[-1] if self.now else None
+        one = Pass(self, units, before, last_time[1].units if as_ever else [])
+        self.now.append(one)
+        return one
+
+    def forward_begins(self, units, layer, inputs, keywords):
+        """A hook. Returns the inputs that the layer gets."""
+        if layer is self.module:
+            self.now = []
+        one = self.new_pass(units)
+        self.running.append(one)
+        self.before_forward(one)
+        if torch.is_grad_enabled():
+            watched = tree_map(one.watch_input, (inputs, keywords))
+            if one.expected:
+                return watched
+        return None
+
+    def forward_ends(self, layer, inputs, keywords, output):
+        """A hook, also called after an exception: then the output is None."""
+        one = self.running.pop()
+        self.after_forward(one)
+        for value in tree_leaves(output):
+            one.watch_output(value)
+        if layer is self.module:
+            self.order = self.now
+            self.free_unused()
+
+    def backward(self, loss):
+        try:
+            super().backward(loss)
+        finally:
+            for one in list(self.going_back):  # the inputs of these get no gradient
+                one.end()
+            self.free_unused()
+
+    def acquire(self, units):
+        """One more needs them: they are whole afterwards."""
+        ### BEGIN SOLUTION
+        for unit in units:
+            unit.users += 1
+            unit.gather(self.communicator)
+        ### END SOLUTION
+
+    def release(self, units):
+        """One less needs them: who is not needed any more is freed."""
+        ### BEGIN SOLUTION
+        for unit in units:
+            unit.users -= 1
+            if unit.users == 0:
+                unit.free()
+        ### END SOLUTION
+
+    def before_forward(self, one):
+        ### BEGIN SOLUTION
+        self.acquire(one.units)
+        if self.prefetch:
+            for unit in one.following:
+                unit.start(self.communicator)
+        ### END SOLUTION
+
+    def after_forward(self, one):
+        ### BEGIN SOLUTION
+        self.release(one.units)
+        ### END SOLUTION
+
+    def before_backward(self, one):
+        ### BEGIN SOLUTION
+        self.acquire(one.units)
+        if self.prefetch:
+            for unit in one.preceding:
+                unit.start(self.communicator)
+        ### END SOLUTION
+
+    def after_backward(self, one):
+        ### BEGIN SOLUTION
+        self.release(one.units)
+        ### END SOLUTION
+
+    def free_unused(self):
+        """Frees what nobody needs now, also what is still on its way."""
+        ### BEGIN SOLUTION
+        for unit in self.units:
+            if unit.users == 0:
+                unit.free()
+        ### END SOLUTION
+
+    def publish(self):
+        """The shards have been updated."""
+        ### BEGIN SOLUTION
+        # Nothing to send: the next forward fetches. But what was fetched before is old.
+        self.free_unused()
+        ### END SOLUTION
+
+    @contextlib.contextmanager
+    def gathered(self):
+        """Inside, the module's parameters are whole and current. All ranks call it."""
+        ### BEGIN SOLUTION
+        self.acquire(self.units)
+        try:
+            yield
+        finally:
+            self.release(self.units)
+        ### END SOLUTION
+
+    def states(self):
+        yield from super().states()
+        for unit in self.units:
+            yield "weights", unit.own, self.pieces(unit, unit.mine)
+            if unit.shard is None:
+                yield "weights", unit.weights, self.pieces(unit)
+
+
+# %% nbgrader={"grade": true, "grade_id": "check-Zero3", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false}
+check("08.Zero3", Zero3)
+
+# %% [markdown]
+# ## 6. What it holds, and what it sends
+#
+# A GPT with four blocks and 16-bit weights, a few steps, several N. Each rank measures what it holds between two steps,
+# against what was there before the model was made. The padding is in the prediction: $\psi'$ is the sum of the units'
+# sizes.
+
+
+# %%
+DEEP = Size(layers=4)  # twice as deep as the GPT of the other labs: more to see
+
+
+def part_of(step, passages=PASSAGES, length=LENGTH):
+    """This rank's passages of a step's batch: every N-th one."""
+    inputs, targets = batch(step, passages, length, SEED)
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    return inputs[mine].to(device()), targets[mine].to(device())
+
+
+def train_once(engine, step):
+    engine.zero_grad()
+    inputs, targets = part_of(step)
+    loss = loss_function(engine(inputs), targets)
+    engine.backward(loss)
+    engine.step()
+    return loss.detach()
+
+
+STEPS = 2
+
+
+def bytes_at_rest(make_engine, dtype):
+    """Bytes that this rank holds after some steps, and psi'."""
+    before = memory_so_far().at_end.live
+    torch.manual_seed(SEED + dist.get_rank())
+    engine = make_engine(GPT(DEEP).to(device(), dtype))
+    for step in range(STEPS):
+        train_once(engine, step)
+    held = memory_so_far().at_end.live - before
+    return held, sum(len(unit.weights) for unit in engine.buckets)
+
+
+def sent_in_a_step(run, rank=0):
+    """Bytes that a rank sends in a step by the engine's operations."""
+    calls = [call for call in run.calls[rank] if call.op != "broadcast"]
+    return round(sum(call.sent for call in calls) / STEPS)
+
+
+three = {
+    n: launch(bytes_at_rest, n, args=(Zero3, torch.bfloat16), device=DEVICE)
+    for n in sorted({1, 2, 3, WORLD_SIZE})
+}
+
+# %%
+# NBVAL_CHECK_OUTPUT
+rows = []
+for n, run in three.items():
+    held, padded = run.results[0]
+    weights = 2 * round(3 * padded * (n - 1) / n)  # 2 bytes an element
+    rows.append(
+        {
+            "N": n,
+            "psi'": padded,
+            "16 psi'/N": 16 * padded // n,
+            "held": held,
+            "3 psi'(N-1)/N elements": weights,
+            "one number": round(8 * 2 * (n - 1) / n),
+            "sent": sent_in_a_step(run),
+        }
+    )
+table(rows, equal=("16 psi'/N", "held"), title="bytes of rank 0: predicted and measured")
+
+# %% [markdown]
+# To the byte: held is $16\psi'/N$. Sent is $3\psi'(N-1)/N$ elements of 2 bytes, and an all-reduce of one float64, the
+# norm with which all ranks decide alike about overflow and clipping.
+
+# %%
+units_sent.compare(
+    sent_in_a_step(three[WORLD_SIZE])
+    / (2 * three[WORLD_SIZE].results[0][1] * (WORLD_SIZE - 1) / WORLD_SIZE)
+)
+
+# %%
+small = theory.model_state_bytes("zero3", PSI, WORLD_SIZE)
+at_rest.compare(small)
+
+# %% [markdown]
+# ### And while it computes
+#
+# **Predict.** The most bytes of weights that a rank holds at any moment of a step. It has its own chunks of everything,
+# the model's own unit (the positions), the layer at work, and the one that has been started ahead. The sizes of the
+# units, in bytes:
+
+# %%
+UNITS = [
+    (type(layer).__name__, 2 * sum(one.numel() for one in parameters))
+    for layer, parameters in parameters_by_layer(GPT(DEEP))
+]
+print("  ".join(f"{name} {size:,}" for name, size in UNITS))
+most_weights = predict("most bytes of weights on a rank", unit="bytes", N=WORLD_SIZE)
+
+
+# %%
+def one_watched_step(make_engine):
+    """The bytes of weights from change to change, in the second of two steps."""
+    torch.manual_seed(SEED + dist.get_rank())
+    engine = make_engine(GPT(DEEP).to(device(), torch.bfloat16))
+    train_once(engine, 0)
+    began = memory_so_far().at_end.time
+    train_once(engine, 1)
+    alive = [each.parameters for each in memory_so_far().samples if each.time >= began]
+    changes = [alive[0], *(now for before, now in pairwise(alive) if now != before)]
+    return changes, 2 * sum(len(unit.weights) for unit in engine.buckets)
+
+
+run = launch(one_watched_step, WORLD_SIZE, args=(Zero3,), device=DEVICE)
+alive, all_weights = run.results[0]
+most_weights.compare(max(alive))
+
+# %%
+# NBVAL_CHECK_OUTPUT
+(_, of_model), *of_layers = UNITS
+pairs = max(one[1] + other[1] for one, other in pairwise(of_layers))
+table(
+    [
+        {
+            "own chunks": all_weights // WORLD_SIZE,
+            "the model's own": of_model,
+            "two neighbours": pairs,
+            "predicted": all_weights // WORLD_SIZE + of_model + pairs,
+            "measured": max(alive),
+            "all weights": all_weights,
+        }
+    ],
+    equal=("predicted", "measured"),
+    title="most bytes of weights alive on rank 0",
+)
+
+# %%
+curves(
+    {
+        "ZeRO-3": [each / 1e3 for each in alive],
+        "all weights": [all_weights / 1e3] * len(alive),
+    },
+    xlabel="changes of what is alive, in one step",
+    ylabel="kB of weights alive",
+)
+
+# %% [markdown]
+# Forward is the first third, backward the rest. Each tooth is a layer that is fetched while its neighbour is still
+# there. The deeper the model, the smaller the share of two layers: with 100 blocks it is a fiftieth, and $\psi/N$ is
+# what counts.
+#
+# ### Why not keep what has been gathered?
+#
+# A layer is gathered for its forward and again for its backward. Whoever keeps it in between saves one of the three
+# units of communication. What does it cost?
+
+
+# %%
+class KeepsWhole(Zero3):
+    """Gathers for forward, and frees after backward only."""
+
+    def after_forward(self, one):
+        pass  # the user stays
+
+    def before_backward(self, one):
+        pass  # it is whole already
+
+
+def between(make_engine):
+    """Bytes of whole weights between forward and backward, in units of all weights, beside this rank's own chunks."""
+    torch.manual_seed(SEED + dist.get_rank())
+    engine = make_engine(GPT(DEEP).to(device(), torch.bfloat16))
+    for step in range(STEPS):
+        engine.zero_grad()
+        inputs, targets = part_of(step)
+        loss = loss_function(engine(inputs), targets)
+        alive = memory_so_far().at_end.parameters
+        engine.backward(loss)
+        engine.step()
+    padded = sum(len(unit.weights) for unit in engine.buckets)
+    return alive / (2 * padded) - 1 / dist.get_world_size(), padded
+
+
+# %% [markdown]
+# **Predict.** `KeepsWhole`: how many units does it send, and how many whole copies of all weights are alive between
+# forward and backward?
+
+# %%
+units_kept = predict("sent by KeepsWhole, in units of psi (N-1)/N elements")
+
+# %%
+copies_kept = predict("whole weights alive between forward and backward, in psi")
+
+# %%
+kept_run, freed_run = (
+    launch(between, WORLD_SIZE, args=(make_engine,), device=DEVICE)
+    for make_engine in (KeepsWhole, Zero3)
+)
+
+
+def units_of(run):
+    return sent_in_a_step(run) / (2 * run.results[0][1] * (WORLD_SIZE - 1) / WORLD_SIZE)
+
+
+units_kept.compare(units_of(kept_run))
+
+# %%
+copies_kept.compare(kept_run.results[0][0])
+
+# %%
+# NBVAL_CHECK_OUTPUT
+table(
+    [
+        {
+            "engine": name,
+            "sent, in psi'(N-1)/N": f"{units_of(run):.2f}",
+            "whole weights alive, in psi'": f"{run.results[0][0]:.2f}",
+        }
+        for name, run in (("KeepsWhole", kept_run), ("Zero3", freed_run))
+    ]
+)
+
+# %% [markdown]
+# It sends as little as ZeRO-2 and holds as much as ZeRO-2, in the moment that counts: when all activations are there as
+# well. FSDP2 calls this choice `reshard_after_forward=False`. For the *last* layers it is nearly free, since their
+# backward comes right after their forward.
+#
+# ## 7. Break it on purpose: fetched too early
+#
+# When backward is over the link is idle while the optimizer works. The first layers will be needed soon. Why not start
+# to fetch them now?
+
+
+# %%
+class TooEarly(Zero3):
+    """Starts to fetch the first units for the next forward when backward is over."""
+
+    def backward(self, loss):
+        super().backward(loss)
+        for unit in self.units[:3]:
+            unit.start(self.communicator)
+
+    def publish(self):
+        pass  # forgets that what is on its way has just become old
+
+
+def losses_of(make_engine, steps):
+    torch.manual_seed(SEED + dist.get_rank())
+    engine = make_engine(GPT(SMALL).to(device()), lr=0.01)
+    return [round(train_once(engine, step).item(), 4) for step in range(steps)]
+
+
+early, right = (
+    launch(losses_of, WORLD_SIZE, args=(make_engine, 4), device=DEVICE)
+    for make_engine in (TooEarly, Zero3)
+)
+table(
+    [
+        {"step": step, "Zero3": good, "TooEarly": bad}
+        for step, (good, bad) in enumerate(zip(right.results[0], early.results[0], strict=True))
+    ],
+    title="loss on rank 0",
+)
+
+# %% [markdown]
+# No error. Step 0 is right, and from step 1 on the first layers compute with weights that are one step old. The loss
+# still falls. Such a mistake is found by comparing numbers with one process, and by nothing else. Fetching so early is
+# possible, but only *after* the owner has updated its chunk.
+#
+# ## 8. Fetch ahead: prefetch
+#
+# Section 6 counted bytes. When do they travel? For that we need lab 05's link, slow in a known way, and its blocks that
+# take their time. `Zero3(..., prefetch=False)` gathers each layer when it is needed, and waits.
+
+
+# %%
+class Pause(torch.autograd.Function):
+    """Passes a tensor on, and its gradient back, and takes its time for both."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        time.sleep(BLOCK / 2)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(BLOCK)
+        return gradient
+
+
+def paced(model):
+    for block in model.blocks:
+        block.register_forward_hook(lambda _block, _inputs, output: Pause.apply(output))
+    return model
+
+
+LINK = Link(latency=LATENCY, bandwidth=BANDWIDTH)
+TIMED = 3  # steps; the first forward knows no order yet, so the first step is left out
+
+
+def train_on_link(make_engine):
+    torch.manual_seed(SEED + dist.get_rank())
+    model = paced(GPT(DEEP).to(device()))
+    engine = make_engine(model)
+    with watch_layers(model):
+        for step in range(TIMED):
+            train_once(engine, step)
+
+
+def time_line(name, make_engine):
+    run = launch(train_on_link, WORLD_SIZE, args=(make_engine,), device=DEVICE, link=LINK)
+    steps = [timeline_of(run, step=step, title=name) for step in range(1, TIMED)]
+    # The quickest one: whatever else the machine does can only make a step slower.
+    return min(steps, key=lambda one: one.seconds)
+
+
+def seconds_of(op, layer_bytes):
+    return theory.collective_time(op, layer_bytes, WORLD_SIZE, LATENCY, 1 / BANDWIDTH)
+
+
+SIZES = [4 * sum(one.numel() for one in part) for _, part in parameters_by_layer(GPT(DEEP))]
+GATHERS, SCATTERS = (
+    [seconds_of(op, size) for size in SIZES] for op in ("all_gather", "reduce_scatter")
+)
+ONE = max(GATHERS)
+print(
+    f"gather a block: {theory.format_seconds(ONE)}; a block's forward: {theory.format_seconds(BLOCK / 2)}"
+)
+print(f"all on the link: {theory.format_seconds(2 * sum(GATHERS) + sum(SCATTERS))} a step")
+
+# %% [markdown]
+# **Predict.** Without prefetch, which share of the communication is hidden behind computation? And with it? What can
+# hide is what travels while a *block* computes, since the other layers are quick. While a block runs forward, the next
+# one can be fetched. While it runs backward, so can the one before it, and the gradients of the one behind it can
+# leave.
+
+# %%
+hidden_without = predict("share hidden, without prefetch (0 to 1)")
+
+# %%
+hidden_with = predict("share hidden, with prefetch (0 to 1)", blocks=DEEP.layers)
+
+# %%
+lines = {
+    "without prefetch": time_line("without prefetch", partial(Zero3, prefetch=False)),
+    "with prefetch": time_line("with prefetch", Zero3),
+}
+hidden_without.compare(lines["without prefetch"].ranks[0].hidden_share)
+
+# %%
+hidden_with.compare(lines["with prefetch"].ranks[0].hidden_share)
+
+# %%
+compare(lines, rank=0)
