@@ -68,20 +68,24 @@ class Step:
 class ZeroCase:
     """options: what the constructor gets. groups: of the i-th parameter, groups[i % len]; empty: no groups are given.
 
-    measured: live bytes are looked at. plugged: it gets a communicator of the check's own, and the order of events is
-    looked at. accepts: names of variations (zero_mirror.py) that are right here, too.
+    measured: live bytes are looked at. plugged: the order of events is looked at. With either it gets a communicator of
+    the check's own. watched: it is looked for tensors that are used too early. steady: the same batch in every step.
+    peeked: the model is evaluated after each step. accepts: names of variations (zero_mirror.py) that are right here,
+    too.
     """
 
     about: str
     kind: str = "layers"
     dtype: str = "float32"
-    steps: tuple[Step, ...] = (Step(), Step(), Step())
+    steps: tuple[Step, ...] = (Step(), Step())
     options: dict[str, Any] = field(default_factory=dict)
     groups: tuple[dict[str, Any], ...] = ()
     bucket_bytes: int | None = 4 * 130
     measured: bool = False
     plugged: bool = False
     watched: bool = False
+    steady: bool = False
+    peeked: bool = False
     accepts: tuple[str, ...] = ()
 
     @property

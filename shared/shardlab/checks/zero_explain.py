@@ -20,10 +20,9 @@ def explained(judge: Judge, number: int, rank: int, place: int, element: int) ->
     weight = judge.step(rank, number).weights[place].reshape(-1)
     if not bool(weight.isfinite().all()):
         return "nan marks what has not arrived: an operation that was not waited for, or memory nobody wrote to"
-    if not case.measured:
-        told = _stale(judge, number, rank, place, element)
-        if told:
-            return told
+    told = _stale(judge, number, rank, place, element)
+    if told:
+        return told
     for how, words in VARIATIONS.items():
         if how in case.accepts or how == "one rank":
             continue

@@ -9,7 +9,7 @@ from ..errors import CheckFailed
 from .observe import Trial
 from .zero_cases import ZeroCase
 from .zero_memory import Held
-from .zero_models import LAYERS, SIDE, build
+from .zero_models import LAYERS, SIDE, parameters_of
 from .zero_play import Played
 from .zero_stage import GRADIENT, OPTIMIZER, WEIGHT, Stage
 
@@ -22,9 +22,12 @@ TEMPORARIES = 16  # bytes per element of a shard, while it is updated
 
 @dataclass(frozen=True)
 class Sizes:
-    """psi: elements. largest: of one parameter; unit: of one layer. count: parameters. All of the model "chain"."""
+    """Of a chain. psi: elements that are trained; frozen: those that are not. largest: of one parameter; unit: of one
+    layer. count: parameters. activations: bytes, at most.
+    """
 
     psi: int
+    frozen: int
     largest: int
     unit: int
     count: int
@@ -32,10 +35,16 @@ class Sizes:
 
     @classmethod
     def of(cls, case: ZeroCase) -> Sizes:
-        parameters = list(build(case.kind, case.torch_dtype, 0).parameters())
+        parameters = list(parameters_of(case.kind, case.torch_dtype).values())
         sizes = [each.numel() for each in parameters]
+        psi = sum(each.numel() for each in parameters if each.requires_grad)
         # Every layer's input and output, forward and backward, in 2 bytes; and float32 of the loss.
-        return cls(sum(sizes), max(sizes), sum(sizes) // LAYERS, len(sizes), 4 * 2 * LAYERS * SIDE + 64 * SIDE)
+        activations = 4 * 2 * LAYERS * SIDE + 64 * SIDE
+        return cls(psi, sum(sizes) - psi, max(sizes), sum(sizes) // LAYERS, len(sizes), activations)
+
+    @property
+    def all(self) -> int:
+        return self.psi + self.frozen
 
 
 @dataclass(frozen=True)
@@ -63,12 +72,12 @@ class HeldJudge:
             room = self.gathered(sizes, 3) + sizes.activations
         if held.live <= self.at_rest(sizes) + room:
             return
-        psi, n = sizes.psi, self.n
+        psi = sizes.psi
         kinds = (("weights", held.weights), (".grad", held.gradients), ("everything else", held.others))
         told = ", ".join(f"{name} {size / psi:.2f}" for name, size in kinds)
         said = f"{_AFTER[held.moment]} rank {rank} holds {held.live / psi:.2f} psi bytes ({told};"
         said += f" psi = {psi:,} elements in bfloat16)"
-        goal = f"{self.stage.formula} = {self.stage.held(psi, n) / psi:.2f} psi: {self.stage.kinds}"
+        goal = f"{self._formula(sizes)}: {self.stage.kinds}"
         raise self._failed(said, goal, self._look(sizes, held))
 
     def _look(self, sizes: Sizes, held: Held) -> str:
@@ -89,7 +98,7 @@ class HeldJudge:
     def _peak(self, sizes: Sizes, rank: int, held: Held) -> None:
         psi = sizes.psi
         rooms = {
-            "construction": WEIGHT * psi + WEIGHT * 2 * sizes.unit,
+            "construction": WEIGHT * sizes.all + WEIGHT * 2 * sizes.unit,
             "forward": self.gathered(sizes, UNITS) + sizes.activations,
             "backward": self.gathered(sizes, UNITS) + sizes.activations + self.travelling(sizes),
             "step": self._stepping(sizes),
@@ -112,6 +121,14 @@ class HeldJudge:
     def _failed(self, said: str, goal: str, look: str) -> CheckFailed:
         return self.trial.failed(self.index, "memory", f"{self.trial.at(self.index)}: {said}", goal, look)
 
+    def _formula(self, sizes: Sizes) -> str:
+        psi = sizes.psi
+        total = (self.stage.held(psi, self.n) + self._frozen(sizes)) / psi
+        more = ""
+        if sizes.frozen:
+            more = f" + {WEIGHT}{'/N' * self.stage.splits('parameters')} for each of {sizes.frozen:,} frozen elements"
+        return f"{self.stage.formula}{more} = {total:.2f} psi"
+
     @property
     def n(self) -> int:
         return self.trial.world_size
@@ -120,7 +137,10 @@ class HeldJudge:
         """The formula; whole parameters by owner may be uneven by the largest; gradient shards may be fp32."""
         split = self.stage.split() + EXTRA_GRADIENT
         room = split * sizes.largest + PER_PARAMETER * sizes.count
-        return self.stage.whole() * sizes.psi + split * sizes.psi / self.n + room
+        return self.stage.whole() * sizes.psi + split * sizes.psi / self.n + self._frozen(sizes) + room
+
+    def _frozen(self, sizes: Sizes) -> float:
+        return WEIGHT * sizes.frozen / (self.n if self.stage.splits("parameters") else 1)
 
     def gathered(self, sizes: Sizes, units: int) -> float:
         return WEIGHT * units * sizes.unit if self.stage.splits("parameters") else 0.0
@@ -134,7 +154,7 @@ class HeldJudge:
 
     def _stepping(self, sizes: Sizes) -> float:
         shard = sizes.psi / self.n + sizes.largest
-        whole = 0 if self.stage.splits("parameters") else WEIGHT * sizes.psi
+        whole = 0 if self.stage.splits("parameters") else WEIGHT * sizes.all
         return TEMPORARIES * shard + whole
 
 

@@ -15,7 +15,7 @@ from .states_close import definition
 from .zero_cases import ZeroCase
 from .zero_explain import explained
 from .zero_mirror import Expected, expected
-from .zero_models import build
+from .zero_models import initial, parameters_of
 from .zero_play import Played, StepSeen
 
 # Of the update of one step, and of a weight: what the order of sums and the dtype's rounding may change.
@@ -37,15 +37,16 @@ class Judge:
             if one.lacks:
                 needed = "backward, step, zero_grad, gathered, module, scale and param_groups; forward or __call__"
                 raise self.failed("signature", rank, one.lacks, needed)
-        if not self.case.measured:
-            self._start()
+        if self.case.measured:
+            return  # bytes are looked at
+        self._start()
         right = expected(self.case, len(self.played))
         for number, wanted in enumerate(right):
             self._decisions(number, wanted)
-            if self.case.measured and number + 1 < len(right):
-                continue
             self._losses(number, wanted)
             self._weights(number, right)
+            if self.case.peeked:
+                self._peek(number, wanted)
 
     def failed(self, reason: str, rank: int | None, seen: str, wanted: str = "", look: str = "") -> CheckFailed:
         return self.trial.failed(self.index, reason, f"{self.trial.at(self.index, rank)}: {seen}", wanted, look)
@@ -61,9 +62,9 @@ class Judge:
 
     def _start(self) -> None:
         """After construction every parameter and buffer is rank 0's."""
-        right = build(self.case.kind, self.case.torch_dtype, 0).state_dict()
+        right = initial(self.case.kind, self.case.torch_dtype, 0)
         for rank, one in enumerate(self.played):
-            own = build(self.case.kind, self.case.torch_dtype, rank).state_dict()
+            own = initial(self.case.kind, self.case.torch_dtype, rank)
             for name, wanted in right.items():
                 seen = one.start[name]
                 if seen.shape != wanted.shape or seen.dtype != wanted.dtype:
@@ -112,7 +113,7 @@ class Judge:
         for rank in range(len(self.played)):
             for place, loss in enumerate(self.step(rank, number).losses):
                 right = wanted.losses[place][rank]
-                if math.isfinite(loss) and abs(loss - right) <= 20 * RELATIVE[self.case.dtype] * (1 + abs(right)):
+                if math.isfinite(loss) and self._near(loss, right):
                     continue
                 said = f"{self.when(number)}: the loss is {loss:.6g}"
                 look = "are the weights that forward uses those of now, all of them, and the buffers?"
@@ -122,6 +123,17 @@ class Judge:
                         "does forward use the weights as they are after the step before, or what was gathered earlier?"
                     )
                 raise self.failed("values", rank, said, f"{right:.6g}, as in one process", look)
+
+    def _peek(self, number: int, wanted: Expected) -> None:
+        for rank in range(len(self.played)):
+            loss = self.step(rank, number).peek
+            if not (math.isfinite(loss) and self._near(loss, wanted.peek)):
+                said = f"{self.when(number)}: evaluated afterwards under no_grad, the model's loss is {loss:.6g}"
+                look = "forward must use the new weights, those that gathered() shows"
+                raise self.failed("values", rank, said, f"{wanted.peek:.6g}, as in one process", look)
+
+    def _near(self, loss: float, right: float) -> bool:
+        return abs(loss - right) <= 20 * RELATIVE[self.case.dtype] * (1 + abs(right))
 
     def _weights(self, number: int, right: list[Expected]) -> None:
         wanted = right[number]
@@ -156,7 +168,7 @@ class Judge:
         """A parameter on this rank before the step."""
         if number:
             return self.step(rank, number - 1).weights[place]
-        return list(build(self.case.kind, self.case.torch_dtype, 0).parameters())[place].detach()
+        return list(parameters_of(self.case.kind, self.case.torch_dtype).values())[place].detach()
 
     def _unchanged(self, rank: int, number: int) -> None:
         for place, weight in enumerate(self.step(rank, number).weights):
@@ -184,7 +196,7 @@ class Judge:
 
 
 def names(case: ZeroCase) -> list[str]:
-    return [name for name, _ in build(case.kind, case.torch_dtype, 0).named_parameters()]
+    return list(parameters_of(case.kind, case.torch_dtype))
 
 
 def excess(case: ZeroCase, weight: torch.Tensor, right: torch.Tensor) -> float:

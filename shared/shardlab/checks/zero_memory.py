@@ -46,6 +46,9 @@ class MemoryWatch:
     def look(self, moment: str, model: nn.Module) -> None:
         if not self.on:
             return
+        torch.zeros(1).add_(
+            1
+        )  # any operation: who watches calls that are on their way lets go of those that are through
         gc.collect()
         record = memory_so_far()
         live = [int(sample.live) - self._base for sample in record.samples if sample.time >= self._since]

@@ -13,7 +13,7 @@ from torch import nn
 
 from . import states_reference
 from .zero_cases import Micro, ZeroCase
-from .zero_models import build, inputs, loss_of
+from .zero_models import CHAINS, SHAPES, build, inputs, loss_of
 
 # What a learner reads when the numbers are those of the variation.
 VARIATIONS = {
@@ -61,7 +61,8 @@ class Expected:
     overflow: bool
     scale: float
     losses: list[list[float]]
-    norm: float = 0.0  # of the mean gradient
+    norm: float  # of the mean gradient
+    peek: float  # the loss of an evaluation after the step
 
 
 _known: dict[str, list[Expected]] = {}
@@ -122,16 +123,23 @@ class _Mirror:
         norm = self._norm(self.trained)
         if not overflow or self.how in ("count over skips", "moments over skips"):
             self._update(number, scale, overflow)
-        return Expected([each.clone() for each in self.master], overflow, self.scale, losses, norm)
+        seen_by = 0.0
+        if self.case.peeked:
+            self._load(self.replicas[0])
+            seen_by = float(peek(self.replicas[0], self.case))
+        return Expected([each.clone() for each in self.master], overflow, self.scale, losses, norm, seen_by)
+
+    def _load(self, replica: nn.Module) -> None:
+        with torch.no_grad():
+            for parameter, master in zip(replica.parameters(), self.master, strict=True):
+                parameter.copy_(master.to(parameter.dtype))
+                parameter.grad = None
 
     def _gradients(self, number: int, place: int, micro: Micro) -> tuple[list[list[torch.Tensor | None]], list[float]]:
         """own[rank][parameter], unscaled, float64; and each rank's loss."""
         own, losses = [], []
         for rank, replica in enumerate(self.replicas):
-            with torch.no_grad():
-                for parameter, master in zip(replica.parameters(), self.master, strict=True):
-                    parameter.copy_(master.to(parameter.dtype))
-                    parameter.grad = None
+            self._load(replica)
             total = loss_at(replica, self.case, rank, number, place, micro)
             losses.append(float(total.detach()))
             factor = self.scale / self.n
@@ -229,12 +237,11 @@ def loss_at(model: Any, case: ZeroCase, rank: int, number: int, place: int, micr
     """The loss of one backward, summed over its forwards. model: a replica, or an engine around one."""
     losses = []
     for forward in range(micro.forwards):
-        x = inputs(case.kind, case.torch_dtype, rank, number, 10 * place + forward)
+        x = inputs(case.kind, case.torch_dtype, rank, 0 if case.steady else number, 10 * place + forward)
         for bad in micro.bad:
             if bad.ranks is None or rank in bad.ranks:
                 x[bad.element] = bad.value
-        arguments = (x,) if case.kind in ("terms", "chain") else (x, micro.choice(rank))
-        losses.append(loss_of(case.kind, model(*arguments)))
+        losses.append(loss_of(case.kind, model(*arguments(case, x, micro.choice(rank)))))
         if micro.peeks:
             peek(model, case)
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
@@ -244,4 +251,8 @@ def peek(model: nn.Module, case: ZeroCase) -> torch.Tensor:
     """An evaluation on inputs that are the same on every rank."""
     with torch.no_grad():
         x = inputs(case.kind, case.torch_dtype, 0, 99, 0)
-        return loss_of(case.kind, model(*((x,) if case.kind in ("terms", "chain") else (x, "both"))))
+        return loss_of(case.kind, model(*arguments(case, x, "both")))
+
+
+def arguments(case: ZeroCase, x: torch.Tensor, choice: str) -> tuple:
+    return (x,) if case.kind in SHAPES or case.kind in CHAINS else (x, choice)

@@ -97,7 +97,9 @@ class _Handle:
 
     def wait(self) -> None:
         self._log.note("waits", self._number)
-        self._work.wait()
+        if self._work is not None:
+            self._work.wait()
+        self._work = None  # gloo's handle keeps a copy of the data, which is no affair of the engine's
 
 
 def overlapping(happened: list[Happened]) -> int:

@@ -24,9 +24,10 @@ from .zero_order import Happened, Log
 
 @dataclass(frozen=True)
 class StepSeen:
-    """weights: of all parameters after the step. returned: what step() returned, as text when it is no bool.
+    """weights: of all parameters after the step, unless bytes are measured. losses: one per backward.
 
-    losses: one per backward. calls: those made in the step. peek: a loss of the whole model after the step.
+    returned: what step() returned, as text when it is no bool. calls: those made in the step. peek: a loss of the whole
+    model after the step.
     """
 
     weights: list[torch.Tensor]
@@ -110,15 +111,15 @@ class _Life:
             options["groups"] = _groups(self.model, case)
         if case.plugged:
             self.log.watch(self.model)
+        if case.plugged or case.measured:
             options["communicator"] = self.log
         self.engine = self.make(self.model, **options)
         del options
         self.memory.look("construction", self.model)
         self._look_at(before)
         with self._gathered():
-            self.start = {name: tensor.detach().clone() for name, tensor in self.engine.module.state_dict().items()}
-        if case.measured:
-            self.start = {}
+            if not case.measured:
+                self.start = {name: each.detach().clone() for name, each in self.engine.module.state_dict().items()}
         for number, step in enumerate(case.steps):
             self._step(number, step)
 
@@ -174,16 +175,13 @@ class _Life:
             self.log.open = False
             returned = self.engine.step()
             self.memory.look("step", self.model)
-        self.steps.append(self._seen(number, returned, losses, calls))
+        self.steps.append(self._seen(returned, losses, calls))
 
-    def _seen(self, number: int, returned: Any, losses: list[float], calls: list[Call]) -> StepSeen:
-        if self.case.measured and number + 1 < len(self.case.steps):
-            with _disable_current_modes(), self._gathered():
-                weights = []
-        else:
-            with self._gathered():
-                weights = [each.detach().clone() for each in self.engine.module.parameters()]
-        seen_by = 0.0 if self.case.measured else float(peek(self.engine, self.case))
+    def _seen(self, returned: Any, losses: list[float], calls: list[Call]) -> StepSeen:
+        with self._gathered():
+            kept = [] if self.case.measured else list(self.engine.module.parameters())
+            weights = [each.detach().clone() for each in kept]
+        seen_by = float(peek(self.engine, self.case)) if self.case.peeked else 0.0
         truth = returned if isinstance(returned, bool) else f"{returned!r}"[:80]
         return StepSeen(weights, truth, float(self.engine.scale), losses, calls, seen_by, _definition(self.engine))
 
