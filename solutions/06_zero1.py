@@ -451,7 +451,11 @@ class Rings:
         return self.start(ring_all_reduce, flat)
 
     def start(self, collective, argument):
-        return Pending(self.thread.submit(collective, argument))
+        handed = [
+            argument
+        ]  # the thread takes it out: after wait() nobody here holds the tensor
+        del argument
+        return Pending(self.thread.submit(lambda: collective(handed.pop())))
 
 
 # %% [markdown]
