@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from .intervals import difference
 from .records import MemorySample, Run
 from .state_records import KINDS
 from .theory import MIXED_PRECISION_ADAM, SHARDED_STATES, StateBytes
@@ -21,6 +22,11 @@ Ranges = tuple[Range, ...]
 
 # What `theory.SHARDED_STATES` calls the kinds.
 STATE_OF = {"weights": "parameters", "gradients": "gradients"} | dict.fromkeys(KINDS[2:], "optimizer")
+
+
+def size_of(ranges: Ranges) -> int:
+    """Elements in them."""
+    return sum(stop - start for start, stop in ranges)
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,11 @@ class ShardMap:
         return len(self.frames[0].ranks)
 
     @property
+    def last(self) -> tuple[Holding, ...]:
+        """What the ranks hold after the step."""
+        return self.frames[-1].ranks
+
+    @property
     def psi(self) -> int:
         """Elements of all parameters."""
         return self.columns[-1].stop if self.columns else 0
@@ -89,7 +100,7 @@ class ShardMap:
 
     def share(self, frame: int, rank: int, kind: str) -> float:
         """0..1: how much of a state this rank holds."""
-        return sum(b - a for a, b in self.frames[frame].ranks[rank].held.get(kind, ())) / self.psi if self.psi else 0.0
+        return size_of(self.frames[frame].ranks[rank].held.get(kind, ())) / self.psi if self.psi else 0.0
 
     def own(self, rank: int) -> Ranges:
         return tuple((start, stop) for start, stop, owner in self.owners if owner == rank)
@@ -99,15 +110,19 @@ class ShardMap:
         return STATE_OF[kind] in SHARDED_STATES[self.strategy]
 
     def foreign(self, frame: int, rank: int, kind: str) -> Ranges:
-        """What the rank holds of this kind and does not own. Between steps there is none of a kind that is sharded."""
-        held = self.frames[frame].ranks[rank].held.get(kind, ())
-        return tuple(_without(held, self.own(rank)))
+        """What the rank holds of this kind and another rank owns, or what nobody owns and others hold as well."""
+        holdings = self.frames[frame].ranks
+        others = [r for number, other in enumerate(holdings) if number != rank for r in other.held.get(kind, ())]
+        unowned = [(start, stop) for start, stop, owner in self.owners if owner is None]
+        alone = difference(unowned, others)
+        held = holdings[rank].held.get(kind, ())
+        return tuple((int(start), int(stop)) for start, stop in difference(held, [*self.own(rank), *alone]))
 
-    def left_over(self, rank: int) -> dict[str, int]:
-        """After the step: elements of each sharded kind that this rank holds and does not own."""
+    def left_over(self, rank: int) -> dict[str, Ranges]:
+        """After the step: of each sharded kind what is foreign. There should be nothing."""
         last = len(self.frames) - 1
         ranges = {kind: self.foreign(last, rank, kind) for kind in self.kinds if self.shards(kind)}
-        return {kind: sum(b - a for a, b in found) for kind, found in ranges.items() if found}
+        return {kind: found for kind, found in ranges.items() if found}
 
     def most(self, rank: int) -> int:
         """The most bytes of model state that this rank held at one of the events."""
@@ -144,9 +159,3 @@ def shard_map(
     from .shard_map_build import build
 
     return build(run, strategy, title, state, watch)
-
-
-def _without(first: Ranges, second: Ranges) -> list[Range]:
-    from .intervals import difference
-
-    return [(int(start), int(stop)) for start, stop in difference(first, second)]

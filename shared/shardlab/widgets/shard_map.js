@@ -40,6 +40,7 @@ const STYLE = `
 .sl-map svg .sl-left-over { fill: none; stroke: var(--sl-wrong); stroke-width: 1.8; }
 .sl-map svg .sl-over-hatch { stroke: var(--sl-wrong); stroke-width: 1.4; fill: none; }
 .sl-map svg .sl-bytes { stroke: var(--sl-line); stroke-width: .8; }
+.sl-map svg .sl-beyond { fill: none; stroke: var(--sl-ink); stroke-width: 1.8; }
 .sl-map svg .sl-formula { fill: var(--sl-ink); }
 .sl-map svg .sl-most { stroke: var(--sl-dim); stroke-width: 1; stroke-dasharray: 2 2; fill: none; }
 .sl-map .sl-legend { color: var(--sl-dim); margin: 6px 0 0; font-size: 12px; display: flex; flex-wrap: wrap; gap: 2px 14px; align-items: center; }
@@ -68,9 +69,10 @@ function legend(parent, data, looks) {
   if (data.owners.some((value, i) => i % 2 && value < 0)) swatch(box("#BDBDBD"), "nobody's own");
   swatch((ink) => { ink.box("#BDBDBD", 1, 1, 21, 11); ink.hatch("sl-flying", 1, 1, 21, 11); }, "in flight");
   swatch((ink) => ink.box("sl-changed", 1, 6, 21, 2), "changed now");
-  swatch(box("sl-left-over"), "left over after the step, or over the formula");
+  swatch(box("sl-left-over"), "left over after the step");
   ["weights", "gradients", "optimizer"].forEach((name, part) => swatch(box(`sl-bytes sl-part-${part}`), `bytes of ${name}`));
   swatch((ink) => ink.box("sl-formula", 11, 0, 2, 13), `formula, ${data.formula_text}`);
+  swatch((ink) => { ink.box("sl-bytes sl-part-2", 1, 2, 21, 9); ink.box("sl-beyond", 1, 2, 21, 9); }, "over the formula for now");
   swatch((ink) => ink.line("sl-most", 11, 0, 11, 13), "most in this step");
   html(parent, "span", {}, `Keys: ← → event by event, Page Up and Page Down by ${FAR}, Home and End, space plays.`);
 }
@@ -156,7 +158,7 @@ function render({ model, el }) {
     const changes = changesInWords(data, replay);
     caption.replaceChildren();
     html(caption, "b", {}, `${what}. `);
-    caption.append(changes ? `${changes}.` : at ? "Nothing is held or freed." : "");
+    caption.append(changes ? `${changes}.` : at ? "Nothing changes." : "");
     svg.setAttribute("aria-label", pictureInWords(data, replay));
     svg.setAttribute("width", width);
     svg.setAttribute("height", heightOf(data));

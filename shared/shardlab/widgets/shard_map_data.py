@@ -17,24 +17,25 @@ from shardlab.widgets.shard_words import LOOKS, complaints, heading, summary, to
 def shard_map_data(shards: ShardMap) -> dict[str, Any]:
     """Plain data. A row is what a rank holds of a kind, by rank and then kind; after all of them, what is in flight.
 
-    columns: names and ends. owners: ends and ranks, -1 for nobody. frames: [what happened, changes, bytes], where
-    changes are [row, how many ends, the ends..., row, ...] and bytes are [parameters, gradients, optimizer] of each
-    rank in turn, or nothing where they are as before.
+    left_over: of each row that is held, the ends of what is too much after the step. columns: names and ends. owners:
+    ends and ranks, -1 for nobody. frames: [what happened, changes, bytes], where changes are [row, how many ends, the
+    ends..., row, ...] and bytes are [parameters, gradients, optimizer] of each rank in turn, or nothing where they are
+    as before.
     """
     kinds = shards.kinds
+    left_over = [shards.left_over(rank) for rank in range(shards.world_size)]
     return {
         "title": shards.title,
         "summary": summary(shards),
         "wrong": complaints(shards),
         "ranks": shards.world_size,
-        "kinds": [
-            {"name": LOOKS[kind].name, "sign": LOOKS[kind].sign, "sharded": shards.shards(kind)} for kind in kinds
-        ],
+        "kinds": [{"name": LOOKS[kind].name, "sign": LOOKS[kind].sign} for kind in kinds],
         "fills": [LOOKS[kind].fill for kind in ("weights", "gradients", "master")],
         "columns": [value for column in shards.columns for value in (column.name, column.stop)],
         "owners": [value for _, stop, owner in shards.owners for value in (stop, -1 if owner is None else owner)],
         "formula": round(shards.formula),
         "formula_text": format_bytes(shards.formula),
+        "left_over": [_ends(left.get(kind, ())) for left in left_over for kind in kinds],
         "over": [too_much(shards, rank) for rank in range(shards.world_size)],
         "most": [shards.most(rank) for rank in range(shards.world_size)],
         "frames": _frames(shards, kinds),
@@ -48,7 +49,7 @@ def _frames(shards: ShardMap, kinds: tuple[str, ...]) -> list[list[Any]]:
     for frame in shards.frames:
         changes: list[int] = []
         for number, ranges in enumerate(_rows(frame, kinds)):
-            ends = {end for each in ranges for end in each}
+            ends = set(_ends(ranges))
             changed = sorted(ends ^ rows[number])
             if changed:
                 changes += [number, len(changed), *changed]
@@ -61,6 +62,10 @@ def _frames(shards: ShardMap, kinds: tuple[str, ...]) -> list[list[Any]]:
         frames.append([heading(frame), changes, bytes_now if bytes_now != before else []])
         before = bytes_now
     return frames
+
+
+def _ends(ranges: Ranges) -> list[int]:
+    return [end for each in ranges for end in each]
 
 
 def _rows(frame: MapFrame, kinds: tuple[str, ...]) -> list[Ranges]:

@@ -63,22 +63,17 @@ function drawMap(data, looks, replay, number, width) {
     const top = TOP + rank * blockOf(data), look = looks[rank];
     ink.box(look.fill, 4, top, 44, 18);
     ink.text("sl-rank", 26, top + 13, `rank ${rank}`, look.text);
-    data.kinds.forEach(({ sign, sharded }, kind) => {
+    data.kinds.forEach(({ sign }, kind) => {
       const y = top + kind * (ROW + BETWEEN), held = replay.held(rank, kind);
       ink.text("sl-sign", LEFT - 6, y + ROW - 2, sign);
       ink.box("sl-empty", LEFT, y, plot, ROW);
-      let foreign = false;
-      for (const [from, to, owner] of ownedOf(data, held)) {
-        drawPiece(ink, looks[owner], owner, x(from), y, (to - from) * scale);
-        if (over && sharded && owner !== rank) {
-          foreign = true;
-          ink.box("sl-left-over", x(from), y, (to - from) * scale, ROW, 1);
-        }
-      }
+      const wrong = over ? pairsOf(data.left_over[rank * data.kinds.length + kind]) : [];
+      for (const [from, to, owner] of ownedOf(data, held)) drawPiece(ink, looks[owner], owner, x(from), y, (to - from) * scale);
+      for (const [from, to] of wrong) ink.box("sl-left-over", x(from), y, (to - from) * scale, ROW, 1);
       for (const [from, to] of replay.flying(rank, kind)) ink.hatch("sl-flying", x(from), y, (to - from) * scale, ROW);
       for (const [from, to] of replay.changed(rank, kind)) ink.box("sl-changed", x(from), y + ROW + 1, (to - from) * scale, 2, 1);
       const share = `${percent(sizeOf(held), psiOf(data))} %`;
-      ink.text(foreign ? "sl-share sl-wrong" : "sl-share", LEFT + plot + 5, y + ROW - 2, foreign ? `${share} !` : share);
+      ink.text(wrong.length ? "sl-share sl-wrong" : "sl-share", LEFT + plot + 5, y + ROW - 2, wrong.length ? `${share} !` : share);
     });
     drawBar(ink, data, replay, rank, top + data.kinds.length * (ROW + BETWEEN), byteScale, plot, over);
   }
@@ -93,7 +88,7 @@ function drawPiece(ink, look, owner, x, y, width) {
   if (width >= 6 * String(owner).length + 2) ink.text("sl-digit", x + width / 2, y + ROW - 3, owner, look.text, look.fill);
 }
 
-// What is over the formula is hatched; after the step, when nothing should be, it is marked as wrong.
+// What is over the formula is framed; after the step, when nothing should be, it is marked as wrong.
 function drawBar(ink, data, replay, rank, y, scale, plot, stepIsOver) {
   let at = LEFT;
   ink.text("sl-sign", LEFT - 6, y + BAR - 4, "bytes");
@@ -102,8 +97,8 @@ function drawBar(ink, data, replay, rank, y, scale, plot, stepIsOver) {
     at += size * scale;
   });
   const line = LEFT + data.formula * scale, wrong = stepIsOver && data.over[rank];
-  if (at > line + 0.75) ink.hatch(wrong ? "sl-over-hatch" : "sl-flying", line, y + 2, at - line, BAR - 4);
-  if (wrong) ink.box("sl-left-over", line, y + 2, at - line, BAR - 4, 1);
+  if (at > line + 0.75) ink.box(wrong ? "sl-left-over" : "sl-beyond", line, y + 2, at - line, BAR - 4, 1);
+  if (wrong) ink.hatch("sl-over-hatch", line, y + 2, at - line, BAR - 4);
   ink.box("sl-formula", line - 1, y - 1, 2, BAR + 2);
   const peak = LEFT + data.most[rank] * scale;
   ink.line("sl-most", peak, y, peak, y + BAR);

@@ -59,7 +59,10 @@ def shard_map_svg(shards: ShardMap) -> str:
 
 
 def moments(shards: ShardMap) -> list[int]:
-    """Three telling frames: in the middle of forward, in backward when most is in flight, and after the step."""
+    """Three telling frames: in the middle of forward, in backward when most is in flight, and after the step.
+
+    For more than 8 ranks the forward is left out, which keeps the picture small.
+    """
     frames = shards.frames
     last = len(frames) - 1
     forward = [n for n, frame in enumerate(frames) if frame.kind == "forward" and not frame.ends]
@@ -68,7 +71,7 @@ def moments(shards: ShardMap) -> list[int]:
     backward = range(first, gradients[-1] + 1) if gradients else range(first, last)
     middle = (backward.start + backward.stop) / 2
     chosen = {last}
-    if forward:
+    if forward and shards.world_size <= 8:
         chosen.add(forward[(len(forward) - 1) // 2])
     if len(backward):
         chosen.add(max(backward, key=lambda n: (_in_flight(frames[n]), -abs(n - middle))))
@@ -113,7 +116,7 @@ class _Panel:
                 ink.digit(left + width / 2, y + ROW - 1.8, str(owner), rank_look(owner).text)
         for start, stop in holding.flying.get(kind, ()):
             ink.hatch(self.x + start * self.scale, y, (stop - start) * self.scale, ROW, INK)
-        left_over = self.shards.foreign(self.number, rank, kind) if self.over and self.shards.shards(kind) else ()
+        left_over = self.shards.left_over(rank).get(kind, ()) if self.over else ()
         for start, stop in left_over:
             ink.box(self.x + start * self.scale, y, max(1.0, (stop - start) * self.scale), ROW, "none", WRONG, 1.4)
         share = f"{percent(self.shards.share(self.number, rank, kind))} %"
@@ -132,9 +135,9 @@ class _Panel:
         line = self.x + shards.formula * scale
         wrong = self.over and too_much(shards, rank)
         if at > line + 0.75:
-            ink.hatch(line, y + 1, at - line, BAR - 2, WRONG if wrong else INK)
+            ink.box(line, y + 1, at - line, BAR - 2, "none", WRONG if wrong else INK, 1.4)
         if wrong:
-            ink.box(line, y + 1, at - line, BAR - 2, "none", WRONG, 1)
+            ink.hatch(line, y + 1, at - line, BAR - 2, WRONG)
         ink.box(line - 0.75, y - 1, 1.5, BAR + 2, INK)
         held = format_bytes(self.frame.ranks[rank].state_bytes)
         colour = WRONG if wrong else INK
@@ -195,7 +198,7 @@ class _Ink:
     def box(
         self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "none", line: float = 0
     ) -> None:
-        level = 0 if fill != "none" else 2 if stroke == WRONG else 0
+        level = 2 if fill == "none" and stroke in (WRONG, INK) else 0
         shape = f"M{_n(x)} {_n(y)}h{_n(width)}v{_n(height)}h{_n(-width)}z"
         self._paths[level, fill, stroke, line].append(shape)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardlab.shard_map import MapFrame, ShardMap
+from shardlab.shard_map import MapFrame, ShardMap, size_of
 from shardlab.theory import format_bytes
 from shardlab.widgets.colours import KINDS, KindLook
 
@@ -44,7 +44,7 @@ def _event(frame: MapFrame) -> str:
 
 def summary(shards: ShardMap) -> str:
     """One line: what each rank holds after the step beside the formula, or what it still holds and should not."""
-    last = shards.frames[-1].ranks
+    last = shards.last
     held = sorted({rank.state_bytes for rank in last})
     each = format_bytes(held[0]) if len(held) == 1 else f"{format_bytes(held[0])} to {format_bytes(held[-1])}"
     most = max(shards.most(rank) for rank in range(shards.world_size))
@@ -54,7 +54,7 @@ def summary(shards: ShardMap) -> str:
 
 def too_much(shards: ShardMap, rank: int) -> bool:
     """Whether a rank holds more model states after the step than the formula and some padding."""
-    return shards.frames[-1].ranks[rank].state_bytes > SLACK * shards.formula
+    return shards.last[rank].state_bytes > SLACK * shards.formula
 
 
 def complaints(shards: ShardMap) -> list[str]:
@@ -69,8 +69,8 @@ def complaints(shards: ShardMap) -> list[str]:
 def _left_over(shards: ShardMap, rank: int) -> list[str]:
     """Kinds of which as much is left over share a sentence."""
     alike: dict[str, list[str]] = {}
-    for kind, size in shards.left_over(rank).items():
-        text = f"{percent(size / shards.psi)} % of the {{}} that it does not own"
+    for kind, ranges in shards.left_over(rank).items():
+        text = f"{percent(size_of(ranges) / shards.psi)} % of the {{}} that it does not own"
         if shards.share(len(shards.frames) - 1, rank, kind) == 1:
             text = f"all of the {{}}, expected 1/{shards.world_size}"
         alike.setdefault(text, []).append(LOOKS[kind].name)
@@ -78,7 +78,7 @@ def _left_over(shards: ShardMap, rank: int) -> list[str]:
 
 
 def _over(shards: ShardMap, rank: int) -> list[str]:
-    more = shards.frames[-1].ranks[rank].state_bytes - shards.formula
+    more = shards.last[rank].state_bytes - shards.formula
     return [f"{format_bytes(more)} more than the formula"] if too_much(shards, rank) else []
 
 
