@@ -221,10 +221,11 @@ table(
         {
             "rank": rank,
             "parameters": len(pieces),
-            "elements": sum(stop - start for _, start, stop in pieces),
-            "of a fair share": f"{sum(stop - start for _, start, stop in pieces) * WORLD_SIZE / PSI:.0%}",
+            "elements": elements,
+            "of a fair share": f"{elements * WORLD_SIZE / PSI:.0%}",
         }
         for rank, pieces in enumerate(dealt)
+        for elements in [sum(stop - start for _, start, stop in pieces)]
     ],
     title=f"whole parameters, dealt in turn; a fair share is psi / N = {PSI / WORLD_SIZE:,.0f}",
 )
@@ -240,8 +241,8 @@ table(
 # *Difficulty: easy, with traps at the edges. Importance: high, labs 07 and 08 own by the same rule. Give it 15 minutes.*
 #
 # **Contract.** `partition(sizes, world_size)` gets the number of elements of each parameter. It returns a list with one
-# entry per rank: a list of the pieces that this rank owns. A piece is `(index, start, stop)`: elements `start` to `stop
-# - 1` of parameter `index`, flattened.
+# entry per rank: a list of the pieces that this rank owns. A piece is `(index, start, stop)`, elements `start` up to, but
+# without, `stop` of parameter number `index`, flattened.
 #
 # - Every element of every parameter is in exactly one piece of one rank.
 # - No rank owns more than $\lceil \psi / N \rceil$ elements, the fair share rounded up. Some ranks may own nothing.
@@ -291,10 +292,11 @@ table(
 
 # %% nbgrader={"grade": false, "grade_id": "partition", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 def partition(sizes, world_size):
-    """Who owns what: for each rank a list of (index, start, stop), elements start to stop - 1 of parameter `index`.
+    """Who owns what: for each rank a list of pieces (index, start, stop).
 
-    sizes: the elements of each parameter. Every element has one owner; no rank owns more than
-    ceil(sum of sizes / N) elements; no piece is empty.
+    A piece is elements start to stop - 1 of parameter `index`, flattened. sizes: the elements of
+    each parameter. Every element has one owner; no rank owns more than ceil(sum of sizes / N)
+    elements; no piece is empty.
     """
     ### BEGIN SOLUTION
     chunk = -(-sum(sizes) // world_size)  # rounded up
@@ -340,7 +342,10 @@ owners(
 
 # %% tags=["export"]
 class Bucket:
-    """Some parameters of one dtype, laid end to end in N equal chunks: rank r owns chunk r. Holds the weights."""
+    """Some parameters of one dtype, laid end to end in N equal chunks: rank r owns chunk r.
+
+    Holds the weights, which have no other memory. Sends nothing.
+    """
 
     def __init__(self, parameters):
         world_size, rank = dist.get_world_size(), dist.get_rank()
@@ -362,12 +367,12 @@ class Bucket:
         return flat[start : start + size].view(self.shapes[place])
 
     def point_to(self, flat):
-        """The parameters' own memory from now on: what is gathered in `flat` is in the model at once."""
+        """From now on `flat` is the parameters' memory: what is gathered there, the model has."""
         for place, parameter in enumerate(self.parameters):
             parameter.data = self.view(flat, place)
 
     def pieces(self, part=slice(None)):
-        """What lies in a part of the flat tensor, in order: pieces of the bucket's parameters, without the padding."""
+        """What lies in a part of the flat tensor, in order, without the padding."""
         first, last, _ = part.indices(len(self.weights))
         for place, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
             begin, end = max(first, start), min(last, start + size)
@@ -387,12 +392,12 @@ class Bucket:
 
 # %% tags=["export"]
 class Shard:
-    """AdamW for one chunk of weights: 12 bytes an element, 8 where fp32 weights are their own master. Sends nothing."""
+    """AdamW for one chunk of weights. Holds 12 bytes an element, 8 in fp32. Sends nothing."""
 
     def __init__(self, weights, group):
-        """weights: the chunk, which update() writes. group: "lr", "betas", "eps", "weight_decay", read at each update."""
+        """weights: the chunk, which update() writes. group: "lr", "betas", "eps", "weight_decay"."""
         self.weights, self.group, self.steps = weights, group, 0
-        # Memory is made here, for the chunk alone: a master of everything that is cut later would have been whole once.
+        # Made of the chunk: a master of everything, cut afterwards, would have been whole once.
         self.master = weights if weights.dtype == torch.float32 else weights.float()
         self.first_moment = torch.zeros_like(self.master)
         self.second_moment = torch.zeros_like(self.master)
@@ -406,7 +411,7 @@ class Shard:
 
     @torch.no_grad()
     def update(self, gradient, factor):
-        """One step (Loshchilov & Hutter 2019, algorithm 2). `gradient` times `factor` is the true gradient."""
+        """One step (Loshchilov & Hutter 2019). `gradient` times `factor` is the true gradient."""
         lr, (beta1, beta2) = self.group["lr"], self.group["betas"]
         self.steps += 1
         gradient = gradient.float() * factor  # to fp32 first, or small ones would become 0
@@ -436,7 +441,10 @@ Pending = reuse("05_ddp_overlap").Pending  # wait() waits for a thread
 
 
 class Rings:
-    """A communicator made of lab 04's rings: one thread runs them, one after the other. Holds one chunk as a buffer."""
+    """A communicator made of lab 04's rings: one thread runs them, one after the other.
+
+    Holds a chunk as a buffer while a reduce-scatter runs.
+    """
 
     def __init__(self):
         self.thread = ThreadPoolExecutor(max_workers=1)
@@ -855,10 +863,10 @@ table(
 
 # %% nbgrader={"grade": false, "grade_id": "Zero", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
 class Zero(torch.nn.Module):
-    """What ZeRO's stages share: buckets, hooks, and a step that all ranks decide alike, from one number sent.
+    """What ZeRO's stages share: buckets, hooks, and a step that all ranks decide alike.
 
-    A stage says what a rank holds (`new_bucket`), and how gradients reach their owners (`take`, `launch`, `land`,
-    `gradient_of`).
+    A stage says what a rank holds (`new_bucket`), and how gradients reach their owners (`take`,
+    `launch`, `land`, `gradient_of`). A step sends one number, and what `publish` sends.
     """
 
     def __init__(
@@ -902,7 +910,7 @@ class Zero(torch.nn.Module):
                 parameter.register_post_accumulate_grad_hook(hook)
 
     def plan(self, bucket_bytes):
-        """[(parameters, group)] for each bucket, in the order in which backward should complete them."""
+        """[(parameters, group)] for each bucket, in the order in which backward completes them."""
         backwards = reversed(list(self.module.parameters()))
         turn = {parameter: number for number, parameter in enumerate(backwards)}
         planned = []
@@ -924,7 +932,7 @@ class Zero(torch.nn.Module):
         self.reducing = True
         try:
             (loss * (self.scale / dist.get_world_size())).backward()
-        finally:  # also after an exception every bucket leaves, or the other ranks would wait for ever
+        finally:  # also after an exception every bucket leaves, or other ranks would wait for ever
             self.reducing = False
             while self.waiting:
                 self.send_next()
@@ -956,7 +964,7 @@ class Zero(torch.nn.Module):
 
     @torch.no_grad()
     def global_norm(self):
-        """The norm of all gradients, still scaled, the same on every rank. Not finite: some rank had an overflow."""
+        """The norm of all gradients, still scaled, on every rank. Not finite: some rank overflowed."""
         ### BEGIN SOLUTION
         where = next(self.module.parameters()).device
         total = torch.zeros(1, dtype=torch.float64, device=where)
@@ -970,7 +978,7 @@ class Zero(torch.nn.Module):
 
     @torch.no_grad()
     def step(self):
-        """One AdamW step on every rank's own part, and True. Overflow on any rank: no change, and False."""
+        """An AdamW step on every rank's own part, and True. Overflow on any: no change, and False."""
         ### BEGIN SOLUTION
         norm = self.global_norm()
         if not math.isfinite(norm):
@@ -1054,7 +1062,7 @@ class Zero1(Zero):
         ### END SOLUTION
 
     def land(self, bucket):
-        """Waits. Then only this rank's own chunk holds anything: the other chunks are zeros, for the next backward."""
+        """Waits, and clears the chunks of others: for the next backward they are zeros."""
         ### BEGIN SOLUTION
         bucket.handle.wait()
         bucket.handle = None  # it holds on to tensors
@@ -1136,7 +1144,7 @@ held_by_eight = predict("bytes held by a rank, ZeRO-1, N = 8", unit="bytes", N=8
 
 # %%
 def hold(make_engine):
-    """Bytes between two steps, and the elements of all buckets without padding. (bf16: quicker, the same bytes.)"""
+    """Bytes between two steps, and the elements of each bucket. (bf16: quicker, the same bytes.)"""
     engine = make_engine(new_model(torch.bfloat16, SEED + dist.get_rank()))
     one_step(engine, 0)
     return memory_so_far().at_end, [sum(bucket.sizes) for bucket in engine.buckets]
@@ -1526,7 +1534,7 @@ table(
         }
         for rank in range(WORLD_SIZE)
     ],
-    title=f"8 psi / N = {8 * PSI // WORLD_SIZE:,} bytes; psi (N-1)/N = {PSI * (WORLD_SIZE - 1) // WORLD_SIZE:,} elements",
+    title=f"8 psi / N = {8 * PSI // WORLD_SIZE:,}; psi (N-1)/N = {PSI * (WORLD_SIZE - 1) // WORLD_SIZE:,}",
 )
 
 # %% [markdown]

@@ -12,7 +12,7 @@ from shardlab.widgets.charts import INK, new_axes
 from shardlab.widgets.colours import rank_look
 
 WIDEST_UNLABELLED = 0.04  # share of the whole: in a narrower piece a rank's number would not fit
-LONGEST_NAME = 0.012  # share of the whole that a letter of a name takes
+LETTER = 0.0066  # share of the whole that a letter of a name takes
 Pieces = Sequence[Sequence[tuple[int, int, int]]]  # by rank: (index of the parameter, start, stop)
 
 
@@ -33,18 +33,20 @@ def owners(partitions: Mapping[str, Pieces], sizes: Sequence[int], names: Sequen
             for start, stop in _joined([(begins[index] + start, begins[index] + stop) for index, start, stop in mine]):
                 axes.barh(row, stop - start, 0.62, start, color=look.fill, hatch=look.hatch, edgecolor=INK, linewidth=0)
                 if stop - start > WIDEST_UNLABELLED * total:
-                    axes.text((start + stop) / 2, row, str(rank), color=look.text, ha="center", va="center", fontsize=9)
+                    middle, behind = (start + stop) / 2, {"facecolor": look.fill, "edgecolor": "none", "pad": 1.5}
+                    axes.text(middle, row, str(rank), color=look.text, ha="center", va="center", bbox=behind, zorder=5)
         axes.barh(row, total, 0.62, 0, fill=False, edgecolor=INK, linewidth=0.8)
         for begin in begins[1:-1]:
             axes.vlines(begin, row - 0.31, row + 0.31, color="white", linewidth=1.6)
             axes.vlines(begin, row - 0.31, row + 0.31, color=INK, linewidth=0.6)
     for name, begin, size in zip(names, begins[:-1], sizes, strict=True):
-        if size > LONGEST_NAME * len(name) * total:
+        if size > LETTER * len(name) * total:
             axes.text(begin + size / 2, -0.42, name, ha="center", va="bottom", fontsize=7, color=INK)
     axes.set_yticks(range(len(partitions)), list(partitions))
     axes.set_ylim(len(partitions) - 0.5, -0.75)
     axes.set_xlim(0, total)
     axes.set(xlabel="elements; the numbers and colours are ranks", title=title)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines["left"].set_visible(False)
     axes.tick_params(left=False)
     return figure
