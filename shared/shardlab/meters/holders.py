@@ -41,16 +41,15 @@ class Holders:
         self.model = model
         self.parameters = dict(model.named_parameters())
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters.values())}
-        self._whole: dict[int, Pieces] = {}
 
     def all(self) -> Iterator[Holder]:
         """(kind, tensor, pieces): the pieces lie in the tensor one after the other, from its first element."""
-        for number, parameter in enumerate(self.parameters.values()):
-            if parameter.numel():
-                yield "weights", parameter, self._all_of(number, parameter)
-            gradient = parameter.grad
-            if gradient is not None and gradient.numel():
-                yield "gradients", gradient, self._all_of(number, gradient)
+        now = dict(self.model.named_parameters())  # FSDP2 swaps the parameters themselves for whole ones, for a while
+        for number, (name, parameter) in enumerate(self.parameters.items()):
+            for each in {id(each): each for each in (parameter, now.get(name, parameter))}.values():
+                yield from self._whole("weights", number, each)
+                if each.grad is not None:
+                    yield from self._whole("gradients", number, each.grad)
         for part in self._parts:
             for optimizer in _optimizers(part):
                 yield from self._of_optimizer(optimizer)
@@ -64,15 +63,24 @@ class Holders:
             if number is None or not isinstance(state, dict):
                 continue
             for name, value in state.items():
-                if name in MOMENTS and isinstance(value, torch.Tensor) and value.numel():
-                    yield MOMENTS[name], value, self._all_of(number, value)
+                if name in MOMENTS and isinstance(value, torch.Tensor):
+                    yield from self._whole(MOMENTS[name], number, value)
 
-    def _all_of(self, number: int, tensor: torch.Tensor) -> Pieces:
-        """The pieces of a tensor that is shaped like the parameter: one of all its elements."""
-        pieces = self._whole.get(number)
-        if pieces is None or pieces[0].stop != tensor.numel():
-            pieces = self._whole[number] = (Piece(number, 0, tensor.numel()),)
-        return pieces
+    def _whole(self, kind: str, number: int, tensor: torch.Tensor) -> Iterator[Holder]:
+        """A tensor that is shaped like the parameter: one piece of all its elements; of a DTensor, this rank's rows."""
+        first, local = 0, getattr(tensor, "_local_tensor", tensor)
+        if local is not tensor:
+            first = _first_element(tensor)
+        if local.numel():
+            yield kind, local, (Piece(number, first, first + local.numel()),)
+
+
+def _first_element(tensor: Any) -> int:
+    """Where this rank's rows of a DTensor begin."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # slow to load, seldom needed
+
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return offset[0] * (tensor.numel() // max(1, tensor.shape[0])) if offset else 0
 
 
 def _checked(holder: Any) -> Holder:

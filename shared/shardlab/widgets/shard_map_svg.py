@@ -14,7 +14,7 @@ from shardlab.shard_map import MapFrame, Ranges, ShardMap
 from shardlab.theory import format_bytes
 from shardlab.widgets.colours import WRONG, rank_look
 from shardlab.widgets.shard_words import LOOKS, complaints, heading, percent, summary, too_much
-from shardlab.widgets.timeline_ink import DIM, INK, LINE, PAGE, text_at
+from shardlab.widgets.timeline_ink import DIM, FONT, INK, LINE, PAGE
 
 WIDTH, LEFT, TOP, MARGIN = 940, 62, 78, 14
 NUMBERS = 44  # right of a row: how much of the state is held
@@ -193,7 +193,7 @@ class _Ink:
     def __init__(self) -> None:
         self._paths: dict[tuple[int, str, str, float], list[str]] = defaultdict(list)
         self._digits: dict[tuple[str, float], list[tuple[float, str]]] = defaultdict(list)
-        self._texts: list[str] = []
+        self._texts: dict[tuple[float, str, str, str], list[str]] = defaultdict(list)
 
     def box(
         self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "none", line: float = 0
@@ -219,21 +219,19 @@ class _Ink:
     def text(
         self, x: float, y: float, text: str, size: float, fill: str, anchor: str = "start", weight: str = "normal"
     ) -> None:
-        self._texts.append(text_at(x, y, text, size, fill, anchor, weight))
+        self._texts[size, fill, anchor, weight].append(f'<tspan x="{_n(x)}" y="{_n(y)}">{escape(text)}</tspan>')
 
     def parts(self) -> list[str]:
         found = []
         for (_, fill, stroke, line), pieces in sorted(self._paths.items(), key=lambda path: path[0][0]):
             edge = "" if stroke == "none" else f' stroke="{stroke}" stroke-width="{line:g}"'
             found.append(f'<path d="{"".join(pieces)}" fill="{fill}"{edge}/>')
-        by_fill: dict[str, str] = defaultdict(str)
         for (fill, y), digits in self._digits.items():
-            by_fill[fill] += "".join(_spans(digits, y))
-        for fill, spans in by_fill.items():
-            found.append(
-                f'<text font-family="sans-serif" font-size="7.5" fill="{fill}" text-anchor="middle">{spans}</text>'
-            )
-        return found + self._texts
+            self._texts[7.5, fill, "middle", "normal"] += _spans(digits, y)
+        for (size, fill, anchor, weight), spans in self._texts.items():
+            look = f'font-size="{size:g}" fill="{fill}" text-anchor="{anchor}" font-weight="{weight}"'
+            found.append(f"<text {FONT} {look}>{''.join(spans)}</text>")
+        return found
 
 
 def _n(number: float) -> str:
