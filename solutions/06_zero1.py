@@ -72,7 +72,8 @@ from shardlab.widgets.state_bars import state_bars
 
 PASSAGES, LENGTH = 24, 32  # the course's batch: 24 passages of 32 characters
 NAMES, SIZES = zip(
-    *((name, p.numel()) for name, p in GPT(SMALL).named_parameters()), strict=True
+    *((name.removesuffix(".weight"), p.numel()) for name, p in GPT(SMALL).named_parameters()),
+    strict=True,
 )
 PSI = sum(SIZES)
 print(f"psi = {PSI:,} parameters, in {len(SIZES)} tensors of {min(SIZES)} to {max(SIZES):,}")
@@ -767,8 +768,8 @@ table(
 #
 # *Difficulty: medium to hard, in small pieces. Importance: very high, labs 07 and 08 inherit it. Give it 60 minutes.*
 #
-# The exercise has two cells. `Zero` is what all stages of ZeRO share: fill in what a rank keeps of a bucket, and the
-# step. `Zero1` says how gradients travel in this stage. The check stands below the second.
+# The exercise has two cells. `Zero` is what all stages of ZeRO share: at its end, fill in what a rank keeps of a
+# bucket, and the step. `Zero1` says how gradients travel in this stage. The check stands below the second.
 #
 # **What is given.** The constructor makes all ranks equal, plans buckets for each **parameter group** (lab 05's
 # `plan_buckets`, last layers first), and hangs a hook on every parameter. A group is a dict with its own `"params"`,
@@ -899,10 +900,8 @@ class Zero(torch.nn.Module):
         )
         self.steps_without_overflow = 0
         self.reducing = False  # hooks are always there, but act only in this engine's backward
-        self.waiting, self.travelling = (
-            [],
-            [],
-        )  # buckets that have not left; that have not arrived
+        self.waiting = []  # buckets that have not left in this backward, in their order
+        self.travelling = []  # buckets that have left, and are not waited for yet
         self.buckets = [self.new_bucket(*planned) for planned in self.plan(bucket_bytes)]
         for bucket in self.buckets:
             for place, parameter in enumerate(bucket.parameters):
@@ -954,54 +953,6 @@ class Zero(torch.nn.Module):
         self.launch(bucket)
         self.travelling.append(bucket)
 
-    def new_bucket(self, parameters, group):
-        """A bucket with the optimizer state that this rank keeps of it, in `bucket.shard`."""
-        ### BEGIN SOLUTION
-        bucket = Bucket(parameters)
-        bucket.shard = Shard(bucket.weights[bucket.mine], group)
-        return bucket
-        ### END SOLUTION
-
-    @torch.no_grad()
-    def global_norm(self):
-        """The norm of all gradients, still scaled, on every rank. Not finite: some rank overflowed."""
-        ### BEGIN SOLUTION
-        where = next(self.module.parameters()).device
-        total = torch.zeros(1, dtype=torch.float64, device=where)
-        for bucket in self.buckets:
-            total += (
-                torch.linalg.vector_norm(self.gradient_of(bucket), dtype=torch.float64) ** 2
-            )
-        self.communicator.all_reduce(total).wait()
-        return total.sqrt().item()
-        ### END SOLUTION
-
-    @torch.no_grad()
-    def step(self):
-        """An AdamW step on every rank's own part, and True. Overflow on any: no change, and False."""
-        ### BEGIN SOLUTION
-        norm = self.global_norm()
-        if not math.isfinite(norm):
-            self.after_overflow()
-            return False
-        factor = 1 / self.scale
-        if self.max_norm is not None:
-            factor *= min(1.0, self.max_norm / (norm / self.scale + 1e-6))
-        for bucket in self.buckets:
-            bucket.shard.update(self.gradient_of(bucket), factor)
-        self.publish()
-        self.after_step()
-        return True
-        ### END SOLUTION
-
-    def publish(self):
-        """Every rank gets every part of the updated weights."""
-        ### BEGIN SOLUTION
-        handles = [self.communicator.all_gather(bucket.weights) for bucket in self.buckets]
-        for handle in handles:
-            handle.wait()
-        ### END SOLUTION
-
     def after_overflow(self):
         self.scale = max(self.scale / 2, 1.0)
         self.steps_without_overflow = 0
@@ -1031,6 +982,53 @@ class Zero(torch.nn.Module):
             Piece(number[bucket.parameters[place]], start, stop)
             for place, start, stop in bucket.pieces(part)
         ]
+
+    def new_bucket(self, parameters, group):
+        """A bucket with the optimizer state that this rank keeps of it, in `bucket.shard`."""
+        ### BEGIN SOLUTION
+        bucket = Bucket(parameters)
+        bucket.shard = Shard(bucket.weights[bucket.mine], group)
+        return bucket
+        ### END SOLUTION
+
+    @torch.no_grad()
+    def global_norm(self):
+        """The norm of all gradients, still scaled, on every rank. Not finite: some rank overflowed."""
+        ### BEGIN SOLUTION
+        where = next(self.module.parameters()).device
+        total = torch.zeros(1, dtype=torch.float64, device=where)
+        for bucket in self.buckets:
+            own = self.gradient_of(bucket)
+            total += torch.linalg.vector_norm(own, dtype=torch.float64) ** 2
+        self.communicator.all_reduce(total).wait()
+        return total.sqrt().item()
+        ### END SOLUTION
+
+    @torch.no_grad()
+    def step(self):
+        """An AdamW step on every rank's own part, and True. Overflow on any: no change, and False."""
+        ### BEGIN SOLUTION
+        norm = self.global_norm()
+        if not math.isfinite(norm):
+            self.after_overflow()
+            return False
+        factor = 1 / self.scale
+        if self.max_norm is not None:
+            factor *= min(1.0, self.max_norm / (norm / self.scale + 1e-6))
+        for bucket in self.buckets:
+            bucket.shard.update(self.gradient_of(bucket), factor)
+        self.publish()
+        self.after_step()
+        return True
+        ### END SOLUTION
+
+    def publish(self):
+        """Every rank gets every part of the updated weights."""
+        ### BEGIN SOLUTION
+        handles = [self.communicator.all_gather(bucket.weights) for bucket in self.buckets]
+        for handle in handles:
+            handle.wait()
+        ### END SOLUTION
 
 
 # %% nbgrader={"grade": false, "grade_id": "Zero1", "locked": false, "schema_version": 3, "solution": true, "task": false} tags=["export"]
@@ -1115,6 +1113,7 @@ def watch_one_backward():
 
 
 run = launch(watch_one_backward, WORLD_SIZE, device=DEVICE)
+IN_BUCKETS = run.results[0]  # elements
 reductions = [call for call in run.calls[0] if call.op == "reduce_scatter"]
 table(
     [
@@ -1127,7 +1126,7 @@ table(
             ),
             "of": len(run.gradients[0]),
         }
-        for number, (size, call) in enumerate(zip(run.results[0], reductions, strict=True))
+        for number, (size, call) in enumerate(zip(IN_BUCKETS, reductions, strict=True))
     ]
 )
 
@@ -1198,7 +1197,7 @@ for strategy in ("ddp", "zero1"):
 runs["ZeRO-1, rings"] = launch(
     train, WORLD_SIZE, args=(partial(zero1, communicator=Rings),), device=DEVICE
 )
-PADDED = sum(theory.padded_size(size, WORLD_SIZE) for size in run.results[0])
+PADDED = sum(theory.padded_size(size, WORLD_SIZE) for size in IN_BUCKETS)
 table(
     [
         {
@@ -1246,8 +1245,34 @@ table(
 
 # %% [markdown]
 # **Gradient accumulation** has a price here. Each backward pass reduces, so k micro-steps send k reduce-scatters and
-# one all-gather: $(k+1)\,\psi\frac{N-1}{N}$ elements a step instead of $2\psi\frac{N-1}{N}$. Question 4 asks whether it
-# must.
+# one all-gather: $(k+1)\,\psi\frac{N-1}{N}$ elements a step instead of $2\psi\frac{N-1}{N}$.
+
+
+# %%
+# NBVAL_CHECK_OUTPUT
+def accumulate(micro_steps):
+    engine = zero1(new_model(torch.bfloat16))
+    for micro_step in range(micro_steps):
+        inputs, targets = part_of(micro_step)
+        engine.backward(loss_function(engine(inputs), targets) / micro_steps)
+    engine.step()
+
+
+rows = []
+for k in (1, 4):
+    run = launch(accumulate, WORLD_SIZE, args=(k,), device=DEVICE)
+    sent = run.traffic[0].by_operation
+    rows.append(
+        {
+            "micro-steps": k,
+            "elements predicted": round((k + 1) * PADDED * share),
+            "elements sent": round((sent["reduce_scatter"].sent + sent["all_gather"].sent) / 2),
+        }
+    )
+table(rows, equal=("elements predicted", "elements sent"))
+
+# %% [markdown]
+# Question 4 asks whether it must.
 #
 # ## 9. Watch your own step
 #
