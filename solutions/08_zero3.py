@@ -769,6 +769,7 @@ STEPS = 2
 
 def bytes_at_rest(make_engine, dtype):
     """Bytes that this rank holds after some steps, and psi'."""
+    part_of(0)  # the text is in memory from now on
     before = memory_so_far().at_end.live
     torch.manual_seed(SEED + dist.get_rank())
     engine = make_engine(GPT(DEEP).to(device(), dtype))
@@ -1092,3 +1093,404 @@ hidden_with.compare(lines["with prefetch"].ranks[0].hidden_share)
 
 # %%
 compare(lines, rank=0)
+
+# %%
+behind = (
+    3 * (DEEP.layers - 1) * ONE
+)  # all gathers but the first, forward and backward; all gradients but the last
+in_all = 2 * sum(GATHERS) + sum(SCATTERS)
+print(
+    f"{theory.format_seconds(behind)} of {theory.format_seconds(in_all)}: about {behind / in_all:.0%} can hide"
+)
+
+# %% [markdown]
+# Without prefetch the lanes take turns. The reduction of gradients does run in the background, but the next layer's
+# weights queue up behind it, and the layer waits for both. With prefetch they are asked for one layer *earlier*, so
+# they stand before the gradients in the queue, and are there when the layer begins.
+#
+# Three things stay exposed: the first layers of the forward, the last layers at the turning point, where two short
+# layers have nothing to hide the last block behind, and the gradients of the first layers at the end. In a model with
+# 100 equal blocks that is a few per cent. (Ranks that share two cores do not keep step, and a collective begins when
+# the last of them has come. So on a busy machine less is hidden than could be.)
+#
+# One layer ahead costs one layer of memory. FSDP2 can go further, with more memory, when the link is late; and it
+# limits how far a CPU may run ahead of its GPU (`limit_all_gathers` in the first FSDP), because each gathering that has
+# been started holds memory.
+
+# %% [markdown]
+# ## 9. Who holds what, layer by layer
+#
+# `watch_states` takes a snapshot of what this rank holds at each event of a step, and `shard_map` makes a map of them.
+# Columns are the parameters, drawn to scale. A colour is an owner: the rank that holds the optimizer state of these
+# elements. What a rank holds and does not own keeps its owner's colour, so whatever is redundant is seen as foreign
+# colours. Step through it with the arrow keys. Look at the row of weights: a layer's stripe fills with four colours,
+# moves on, turns round at the head, comes back. What is hatched is on its way.
+
+
+# %%
+def watched(make_engine):
+    """A step of the GPT in bfloat16 under observation; the one before it has shown the order of the layers."""
+    torch.manual_seed(SEED + dist.get_rank())
+    engine = make_engine(GPT(SMALL).to(device(), torch.bfloat16))
+    train_once(engine, 0)
+    with watch_states(engine):
+        train_once(engine, 1)
+
+
+def map_of(title, make_engine):
+    run = launch(watched, WORLD_SIZE, args=(make_engine,), device=DEVICE)
+    return shard_map(run, strategy="zero3", title=title)
+
+
+yours = map_of("your ZeRO-3", Zero3)
+
+# %% tags=["picture"]
+show(yours)
+
+
+# %% [markdown]
+# And here is an engine that is called ZeRO-3 as well. It gathers all layers when the forward begins, and lets go of
+# them when backward is over. At rest it holds $16\psi/N$, and it sends less than yours. Look at its weights, and at the
+# bar of live bytes.
+
+
+# %%
+class AllAtOnce(Zero3):
+    """Holds nothing between two steps, and everything within one."""
+
+    def forward(self, *inputs):
+        self.acquire(self.units)
+        return super().forward(*inputs)
+
+    def backward(self, loss):
+        super().backward(loss)
+        self.release(self.units)
+
+
+theirs = map_of("all at once", AllAtOnce)
+show(theirs)
+
+# %%
+table(
+    [
+        {
+            "engine": name,
+            "most bytes of model states": max(one.most(rank) for rank in range(WORLD_SIZE)),
+            "by the formula, at rest": round(one.formula),
+        }
+        for name, one in (("your ZeRO-3", yours), ("all at once", theirs))
+    ],
+    title="on the rank that holds most, at one of the events",
+)
+
+# %% [markdown]
+# This model has only two blocks, so two layers are most of it. Section 6 told what counts in deep models.
+#
+# ## 10. The same numbers as one process, and as FSDP2
+#
+# torch's own ZeRO-3 is called FSDP2. `fully_shard(module)` makes a unit of a module: it replaces the parameters by
+# sharded ones (`DTensor`, cut along the rows), and hooks gather and free them. Here both train the same GPT in float32,
+# beside one process with the whole batch.
+
+# %%
+OPTIONS = {"lr": 1e-3, "weight_decay": 0.1}
+
+
+class Fsdp2:
+    """torch's fully_shard in the shape of this lab."""
+
+    def __init__(self, model, **options):
+        from torch.distributed.fsdp import fully_shard
+
+        with torch.no_grad():
+            for parameter in model.parameters():
+                dist.broadcast(parameter, src=0)
+        self.module = model
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        self.optimizer = torch.optim.AdamW(model.parameters(), **options)
+
+    def __call__(self, *inputs):
+        return self.module(*inputs)
+
+    def backward(self, loss):
+        loss.backward()
+
+    def step(self):
+        self.optimizer.step()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    @contextlib.contextmanager
+    def gathered(self):
+        yield
+
+    def whole(self):
+        return [parameter.full_tensor() for parameter in self.module.parameters()]
+
+
+def weights_of(engine):
+    with engine.gathered():
+        whole = engine.whole() if isinstance(engine, Fsdp2) else engine.module.parameters()
+        return torch.cat([weight.detach().flatten().cpu() for weight in whole])
+
+
+def three_steps(make_engine):
+    torch.manual_seed(SEED + dist.get_rank())
+    engine = make_engine(GPT(SMALL).to(device()), **OPTIONS)
+    for step in range(3):
+        train_once(engine, step)
+    return weights_of(engine)
+
+
+alone, your_weights, their_weights = (
+    launch(three_steps, n, args=(make_engine,), device=DEVICE).results[0]
+    for n, make_engine in ((1, Zero3), (WORLD_SIZE, Zero3), (WORLD_SIZE, Fsdp2))
+)
+for name, one, other in (
+    ("your ZeRO-3, and one process", your_weights, alone),
+    ("FSDP2, and one process      ", their_weights, alone),
+    ("your ZeRO-3, and FSDP2      ", your_weights, their_weights),
+):
+    far = (one - other).abs()
+    print(f"{name}: largest difference {far.max():.0e}, on average {far.mean():.0e}")
+
+# %% [markdown]
+# On average they differ by the rounding of a float32. But the largest difference is much larger. Where is it?
+
+# %%
+names = [name for name, one in GPT(SMALL).named_parameters() for _ in range(one.numel())]
+far = (your_weights - alone).abs()
+worst = far.topk(20).indices
+print(sorted({names[place] for place in worst.tolist()}))
+
+# %% [markdown]
+# Part of this parameter is a bias that is added to all *keys* of the attention. A softmax does not change when the same
+# number is added to all its inputs, so the true gradient of this bias is **zero**. What is computed for it is nothing
+# but rounding, and Adam divides every gradient by its own size: it makes a full step of size lr out of the noise, in a
+# direction that differs from run to run. The model's output does not depend on it. It is worth remembering when two
+# runs are compared weight by weight: look at the average, or at the loss.
+#
+# ## 11. Four engines, one curve
+#
+# The summit's proof. DDP with torch's AdamW, and your three engines, over LOSS_STEPS steps in float32. And a second
+# DDP, which differs from the first in one thing: its all-reduce is your ring, which adds up the ranks' gradients in
+# another order.
+
+# %%
+ddp = reuse("05_ddp_overlap")
+ring_all_reduce = reuse("04_ring_all_reduce").ring_all_reduce
+
+
+class Ddp:
+    """Lab 05's DDP with torch's AdamW, in the shape of this lab."""
+
+    def __init__(self, model, on_rings=False, **options):
+        ring = ddp.InBackground(ring_all_reduce) if on_rings else None
+        self.ddp, self.module = ddp.DistributedDataParallel(model, all_reduce=ring), model
+        self.optimizer = torch.optim.AdamW(model.parameters(), **options)
+
+    def __call__(self, *inputs):
+        return self.ddp(*inputs)
+
+    def backward(self, loss):
+        self.ddp.backward(loss)
+
+    def step(self):
+        self.optimizer.step()
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    @contextlib.contextmanager
+    def gathered(self):
+        yield
+
+
+EVERY = 10  # steps between two looks at the weights
+
+
+def train_long(make_engine, steps):
+    """This rank's losses, and rank 0's weights after some of the steps."""
+    torch.manual_seed(SEED + dist.get_rank())
+    engine = make_engine(GPT(SMALL).to(device()), **OPTIONS)
+    losses, weights = [], []
+    for step in range(steps):
+        losses.append(train_once(engine, step))
+        if step % EVERY == 0:
+            now = weights_of(engine)
+            weights += [now] if dist.get_rank() == 0 else []
+    return torch.stack(losses).double().cpu(), weights
+
+
+losses, weights = {}, {}
+for name, make_engine in {
+    "DDP": Ddp,
+    "ZeRO-1": reuse("06_zero1").Zero1,
+    "ZeRO-2": Zero2,
+    "ZeRO-3": Zero3,
+    "DDP on rings": partial(Ddp, on_rings=True),
+}.items():
+    arguments = (make_engine, LOSS_STEPS)
+    run = launch(train_long, WORLD_SIZE, args=arguments, device=DEVICE, meter=False)
+    losses[name] = (sum(one for one, _ in run.results) / WORLD_SIZE).tolist()
+    weights[name] = run.results[0][1]
+
+# %%
+curves({name: losses[name] for name in list(losses)[:4]}, ylabel="loss")
+
+
+# %% [markdown]
+# One curve. Now the differences from DDP: of the weights on average, on a logarithmic axis.
+
+
+# %%
+def distance(name):
+    pairs = zip(weights[name], weights["DDP"], strict=True)
+    return [(one - other).abs().mean().item() for one, other in pairs]
+
+
+distances = {name: distance(name) for name in losses if name != "DDP"}
+curves(
+    distances,
+    xlabel=f"step / {EVERY}",
+    ylabel="difference from DDP",
+    title="a weight, on average",
+    log=True,
+    floor=1e-12,
+)
+
+# %%
+table(
+    [
+        {
+            "engine": name,
+            "weights, first look": f"{distances[name][0]:.0e}",
+            "weights, last look": f"{distances[name][-1]:.0e}",
+            "loss, largest": f"{max(abs(a - b) for a, b in zip(losses[name], losses['DDP'], strict=True)):.0e}",
+        }
+        for name in distances
+    ],
+    title="differences from DDP",
+)
+
+# %% [markdown]
+# The last row is the measure for the others. Two runs of the *same* DDP, whose sums are only added up in another order,
+# part as far as your engines do: $(a+b)+c$ and $a+(b+c)$ differ in the last bit. (The formula of AdamW is written in
+# another order here than in torch, too.) Each step starts from weights that differ a little, so the differences grow,
+# from some 1e-10 to 1e-6 or so in 100 steps. Nobody has made a mistake; but nobody should compare long runs bit by bit,
+# either. The loss, which is what one trains for, stays the same to six digits.
+#
+# ## 12. The ledger
+#
+# The same small GPT as in the other labs, in float16.
+
+
+# %%
+def train_in_halves(steps):
+    """Bytes that this rank holds between two steps."""
+    part_of(0)
+    before = memory_so_far().at_end.live
+    torch.manual_seed(SEED + dist.get_rank())
+    engine = Zero3(GPT(SMALL).to(device(), torch.float16))
+    for step in range(steps):
+        train_once(engine, step)
+    return memory_so_far().at_end.live - before
+
+
+run = launch(train_in_halves, WORLD_SIZE, args=(STEPS,), device=DEVICE)
+operations = ("reduce_scatter", "all_gather", "all_reduce")
+busiest = max(range(WORLD_SIZE), key=lambda rank: sent_in_a_step(run, rank))
+record(
+    LedgerRow(
+        lab="08",
+        strategy="ZeRO-3",
+        world_size=WORLD_SIZE,
+        held=max(run.results),
+        held_formula=theory.model_state_bytes("zero3", PSI, WORLD_SIZE),
+        sent=sent_in_a_step(run, busiest),
+        sent_formula=2 * theory.step_volume("zero3", PSI, WORLD_SIZE).sent,
+        messages=sum(run.traffic[0].by_operation[op].calls for op in operations) // STEPS,
+        limited_by="1.5 times the bytes; a layer must fit",
+    )
+)
+
+# %% [markdown]
+# From 16$\psi$ to 16$\psi$/N, for half as many bytes again on the wire, and for a call per layer instead of one per
+# bucket. What is left that does not shrink with N are the activations, and one or two whole layers.
+#
+# ## 13. What production systems do differently
+#
+# - **FSDP2** (`fully_shard`) shards each parameter by itself, along its rows, where you lay a layer's parameters end to
+#   end. That makes a parameter a thing of its own that can be saved, frozen or cast alone. For the collective they are
+#   copied into one flat buffer and out again. The first FSDP had flat units as you have, and called them
+#   `FlatParameter` (Zhao et al. 2023, section 3.2). Who is a unit is the user's choice: each call of `fully_shard`
+#   makes one.
+# - `reshard_after_forward=False` keeps a unit whole until backward, as `KeepsWhole`. An integer keeps it whole within a
+#   node only. By default FSDP2 does not free its root module between forward and backward.
+# - **Prefetch.** FSDP2 gathers on a stream of its own, so the CPU issues the next gather while the GPU computes.
+#   `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` name what comes next; without them backward
+#   goes by the reverse of the order seen in forward, as you do. In the first FSDP `limit_all_gathers=True` let at most
+#   two gatherings be under way, since each takes memory (section 3.4).
+# - **DeepSpeed, stage 3**, traces which parameters are used in which order, and looks ahead by *elements*:
+#   `stage3_prefetch_bucket_size`. `stage3_max_live_parameters` bounds what is whole at a time, and
+#   `stage3_max_reuse_distance` keeps what will be used again soon. Parameters smaller than
+#   `stage3_param_persistence_threshold` are never sharded: a bias costs a message and saves nothing.
+# - **Hybrid sharding** shards within a node, where links are fast, and replicates across nodes: gathers stay inside,
+#   and only the sums of gradients go out (HSDP; ZeRO++'s hpZ is a relative). Lab 10 goes there.
+# - **The model is too large to be made.** You shard a model that was whole on every rank once. Production code makes it
+#   on the *meta* device, shapes without memory, and fills each unit after it has been sharded.
+#
+# ## 14. Questions
+#
+# Answer in a sentence or two, then compare with the solution.
+#
+# **Q1.** Why is the third unit of communication not $\psi(N-1)/N$ for the gathering of new weights after the step, as
+# in ZeRO-1 and ZeRO-2?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-third", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# Nobody needs new weights after the step except the next forward, and that gathers anyway. ZeRO-2's gathering after the
+# step *is* ZeRO-3's gathering for the forward, only layer by layer and later. The additional one is that for backward.
+
+# %% [markdown]
+# **Q2.** A model has 100 equal layers, 10 billion parameters, 16-bit weights, on 64 ranks. How many bytes does a rank
+# hold at rest? How many bytes of whole weights come on top while it computes, with prefetch? And if the whole model
+# were one unit?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-units", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# 16 x 10e9 / 64 = 2.5 GB at rest. Two layers of 100 million parameters, 0.4 GB. As one unit 20 GB: every rank holds all
+# weights whenever it computes, and only gradients and optimizer state are split.
+
+# %% [markdown]
+# **Q3.** With gradient accumulation over k micro-steps, how many units of $\psi(N-1)/N$ does an optimizer step of your
+# engine send? And DDP with `no_sync`? What could be done about it?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-accumulation", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# 3k: each micro-step gathers twice and reduces once. DDP sends 2, whatever k is. One could keep gradients whole until
+# the last micro-step, 2k + 1 units, for 2$\psi$ bytes more; and keep the weights whole through all micro-steps, 2
+# units, for another 2$\psi$. Then it is ZeRO-1. Memory is what the bytes buy.
+
+# %% [markdown]
+# **Q4.** A layer keeps a second output in an attribute, `self.penalty`, and the loss adds it up. Its gradient does not
+# pass the layer's output. What happens in your engine's backward, and what would you tell the author?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "question-attribute", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
+# The backward of the penalty begins before the gradient of the output is there, so nobody has gathered the layer. The
+# graph reads a storage without memory, and the process ends. The author should return the penalty as an output: all
+# outputs are watched, and the first gradient that arrives gathers the layer.
+
+# %% [markdown]
+# ## Sources
+#
+# - S. Rajbhandari, J. Rasley, O. Ruwase, Y. He: *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*,
+#   SC 2020, arXiv 1910.02054: section 5.3 (parameters), section 7.2.2 (communication: 3$\psi$, 1.5 times), figure 1.
+# - Y. Zhao et al.: *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023, arXiv 2304.11277:
+#   sections 3.2 (units and sharding strategies), 3.3 (overlap and prefetch), 3.4 (memory, the rate limiter).
+# - PyTorch documentation: `torch.distributed.fsdp.fully_shard`; `torch.Tensor.register_hook`;
+#   `torch.nn.Module.register_forward_pre_hook`; the note *Autograd mechanics* on saved tensors.
+# - DeepSpeed documentation: *DeepSpeed configuration JSON*, ZeRO optimizations (stage3_prefetch_bucket_size,
+#   stage3_param_persistence_threshold, stage3_max_live_parameters).
+# - G. Wang et al.: *ZeRO++: Extremely Efficient Collective Communication for Giant Model Training*, 2023, arXiv
+#   2306.10209.
