@@ -295,3 +295,32 @@ def test_something_without_a_model_is_refused():
 
     with pytest.raises(LaunchError, match="give it an engine with a model .* It got a SGD"):
         launch(step, 1, device="cpu")
+
+
+def fsdp_step():
+    from torch.distributed.fsdp import fully_shard
+
+    model = model_of()
+    for layer in model:
+        fully_shard(layer)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for watched in (False, True):
+        optimizer.zero_grad()
+        with watch_states(model, optimizer) if watched else span("nothing"):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+
+def test_torchs_own_fsdp_is_seen():
+    """Its parameters are DTensors between steps, and whole tensors in their layer's forward and backward."""
+    record = shard_map(launch(fsdp_step, 2, device="cpu"), "zero3", state=FP32_ADAM)
+    # FSDP2 cuts rows: one of two each; of three, two and one.
+    own = (((0, 2), (4, 8)), ((2, 4), (8, 10)))
+    for rank in (0, 1):
+        assert record.own(rank) == own[rank] and record.left_over(rank) == {}
+        assert record.last[rank].held == dict.fromkeys(
+            ("weights", "gradients", "first_moment", "second_moment"), own[rank]
+        )
+    weights = dict(zip(events(record), held(record, "weights"), strict=True))
+    assert weights["start"] == own[0]
+    assert weights["forward 0"] == ((0, 8),) and weights["forward 1"] == ((0, 2), SECOND)
