@@ -174,7 +174,7 @@ class Fp16Moments(Bucket):
         self.first, self.second = (torch.zeros_like(self.weights[self.mine]) for _ in range(2))
 
 
-@wrong(ZERO1, reason="values", says=r"has become|has not moved")
+@wrong(ZERO1, reason="memory|values", says=r"psi|has become")
 class MomentsInHalf(Engine):
     """Saves 4 bytes in the wrong place."""
 
@@ -251,7 +251,7 @@ class NormOfEachBucket(Engine):
         super().update(bucket, factor)
 
 
-@wrong(ZERO1, reason="values", says=r"still scaled")
+@wrong(ZERO1, reason="values", says=r"still scaled|divided by the scale twice")
 class NormStillScaled(Engine):
     """max_norm is compared with the norm of the scaled gradients."""
 
