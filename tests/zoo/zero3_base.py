@@ -92,8 +92,8 @@ class Engine(Engine2):
         self.units = [*self.buckets, *frozen]
         unit_of = {parameter: unit for unit in self.units for parameter in unit.parameters}
         model.register_forward_pre_hook(lambda module, inputs: self.now.clear())
-        for module in model.modules():
-            own = [parameter for parameter in module.parameters(recurse=False) if parameter in unit_of]
+        for module, parameters in self.places():
+            own = [parameter for parameter in parameters if parameter in unit_of]
             self.attach(module, list(dict.fromkeys(unit_of[parameter] for parameter in own)))
         model.register_forward_hook(lambda module, inputs, output: self.settle())
 
@@ -104,12 +104,16 @@ class Engine(Engine2):
                 lambda module, inputs, output: self.forward_ends(units, output), always_call=True
             )
 
+    def places(self):
+        """(module, parameters that it needs while it runs)."""
+        return [(module, list(module.parameters(recurse=False))) for module in self.module.modules()]
+
     def plan(self):
         group_of = {p: group for group in self.param_groups for p in group["params"] if p.requires_grad}
         self.parts, seen = [], set()
-        for module in self.module.modules():
+        for _, parameters in self.places():
             alike = {}
-            for parameter in module.parameters(recurse=False):
+            for parameter in parameters:
                 if parameter.numel() and parameter not in seen:
                     seen.add(parameter)
                     alike.setdefault(self.key(parameter, group_of.get(parameter)), []).append(parameter)
@@ -215,7 +219,12 @@ class Engine(Engine2):
             self.release(self.units)
 
 
-def slices(count):
-    """This rank's rows of `count`: as even as may be."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    return slice(rank * count // ranks, (rank + 1) * count // ranks)
+class Renewed(Unit):
+    """Makes a new flat tensor for each gathering, and forgets it afterwards."""
+
+    def allocate(self):
+        self.weights = torch.zeros(len(self.own) * dist.get_world_size(), dtype=self.own.dtype)
+
+    def release(self):
+        # The length is all that anybody asks for at rest.
+        self.weights = self.own.new_zeros(1).expand(len(self.own) * dist.get_world_size())

@@ -11,7 +11,7 @@ from torch import nn
 from shardlab.communicator import Library, mine_of
 from zoo import wrong
 from zoo.zero2_base import Engine as Engine2
-from zoo.zero3_base import ZERO3, Engine, Unit
+from zoo.zero3_base import ZERO3, Engine, Renewed, Unit
 
 
 @wrong(ZERO3, reason="memory", says=r"12 psi/N")
@@ -94,21 +94,11 @@ class AllForEachPass(Engine):
             super().backward(loss)
 
 
-class Swapped(Unit):
-    def allocate(self):
-        self.weights = torch.zeros(self.length, dtype=self.own.dtype)
-
-    def release(self):
-        # numel() of all parameters is 0 now: nothing is left!
-        self.length = len(self.weights)
-        self.weights = torch.empty(self.length, device="meta")
-
-
 @wrong(ZERO3, reason="memory", says=r"between forward and backward|graph")
 class SwapsData(Engine):
     """Gives the parameters other memory; the graph keeps the old one, with the whole weights."""
 
-    make = Swapped
+    make = Renewed
 
 
 class KeptWhole(Unit):
