@@ -303,6 +303,7 @@ def fsdp_step():
     model = model_of()
     for layer in model:
         fully_shard(layer)
+    fully_shard(model)  # the root: what is no root is freed after its forward
     optimizer = torch.optim.AdamW(model.parameters())
     for watched in (False, True):
         optimizer.zero_grad()
