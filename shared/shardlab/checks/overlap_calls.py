@@ -11,8 +11,8 @@ from .observe import Trial, line_at
 ALIKE = "whatever branch it has taken, each rank must send all buckets, in plan order, then the flags"
 
 
-def apart(trial: Trial) -> CheckFailed | None:
-    """When a trial ended badly because ranks' calls differ: the first that does.
+def apart(trial: Trial, alike: str = ALIKE) -> CheckFailed | None:
+    """When a trial ended badly because ranks' calls differ: the first that does. alike: what is expected, in words.
 
     With different sizes the library may end a process, or raise on the other rank, or wait: that is chance, so the
     calls are compared whatever the end was. Only an exception of the solution's own explains missing calls better.
@@ -31,12 +31,12 @@ def apart(trial: Trial) -> CheckFailed | None:
             first, other = made[0], next(one for one, text in zip(made, told, strict=True) if text != told[0])
             ranks = at.index(first), at.index(other)
             said = f"call {number + 1} is {told[0]} on rank {ranks[0]}, and {_told(other)} on rank {ranks[1]}"
-            return trial.failed(case, "calls", f"{trial.at(case)}: {said}", ALIKE, line_at(other.where))
+            return trial.failed(case, "calls", f"{trial.at(case)}: {said}", alike, line_at(other.where))
         if None in at and waited and not raised:
             rank = at.index(None)
             said = f"call {number + 1}, {told[0]}, is made by rank {at.index(made[0])} and not by rank {rank}"
             said += ": who makes it waits for ever"
-            return trial.failed(case, "hang", f"{trial.at(case)}: {said}", ALIKE, line_at(made[0].where))
+            return trial.failed(case, "hang", f"{trial.at(case)}: {said}", alike, line_at(made[0].where))
     return None
 
 

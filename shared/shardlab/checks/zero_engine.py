@@ -19,6 +19,7 @@ from .zero_play import Played, Player
 from .zero_sent import SentJudge
 from .zero_stage import Stage
 
+ALIKE = "the same calls on every rank, in one order: whether a step is skipped is decided by all, before any updates"
 OPTIONS = [*DEFAULTS, "groups", "bucket_bytes", "communicator"]
 
 
@@ -95,7 +96,7 @@ def _trial(stage: Stage, solution: Callable, cases: Sequence[ZeroCase], n: int, 
             SentJudge(trial, index, stage, case, played).all()
         if case.name == ORDER:
             SentJudge(trial, index, stage, case, played).order()
-    unlike = apart(trial)
+    unlike = apart(trial, ALIKE)
     if unlike is not None:
         raise unlike
     ended_well(trial)

@@ -26,7 +26,7 @@ def explained(judge: Judge, number: int, rank: int, place: int, element: int) ->
     for how, words in VARIATIONS.items():
         if how in case.accepts or how == "one rank":
             continue
-        if n == 1 and how in ("sum", "divided twice", "clipped by sum"):
+        if n == 1 and how in ("sum", "divided twice", "clipped by sum", "reduced again"):
             continue
         other = expected(case, n, how)[number]
         right = expected(case, n)[number]
@@ -34,7 +34,7 @@ def explained(judge: Judge, number: int, rank: int, place: int, element: int) ->
             continue  # this case does not tell them apart
         if all(bool(each.isfinite().all()) for each in other.weights) and judge.agree(number, other):
             return words
-    if n > 1 and _one_rank(judge, number, rank):
+    if n > 1 and any(_one_rank(judge, number, rank, how) for how in ("one rank", "one rank's share")):
         return VARIATIONS["one rank"]
     if case.option("max_norm") is not None:
         norm = expected(case, n)[number].norm
@@ -42,14 +42,14 @@ def explained(judge: Judge, number: int, rank: int, place: int, element: int) ->
     return ""
 
 
-def _one_rank(judge: Judge, number: int, rank: int) -> bool:
+def _one_rank(judge: Judge, number: int, rank: int, how: str) -> bool:
     """Whether every element follows one rank's own gradient, not the same rank's everywhere, perhaps."""
     from .zero_judge import excess
 
     case, n = judge.case, len(judge.played)
     if number:
         return False
-    ways = [expected(case, n, "one rank", other)[number].weights for other in range(n)]
+    ways = [expected(case, n, how, other)[number].weights for other in range(n)]
     for place, weight in enumerate(judge.step(rank, number).weights):
         flat = weight.reshape(-1)
         for at in range(flat.numel()):

@@ -10,8 +10,7 @@ import torch
 
 from ..errors import CheckFailed
 from .ddp_words import numbers
-from .observe import Trial
-from .states_close import definition
+from .observe import Trial, line_at
 from .zero_cases import ZeroCase
 from .zero_explain import explained
 from .zero_mirror import Expected, expected
@@ -190,7 +189,7 @@ class Judge:
                 old, new, goal = (f"{float(each):.6g}" for each in values)
                 moved = "has not moved" if old == new else f"has become {new}"
                 said = f"{self.when(number)}: '{self.name(place)}', element {at}: {old} {moved}"
-                look = explained(self, number, rank, place, at) or definition(self.step(rank, number).where)
+                look = explained(self, number, rank, place, at) or line_at(self.step(rank, number).where)
                 return self.failed("values", rank, said, f"{goal}, as in one process", look)
         raise AssertionError("some weight is off")
 

@@ -17,8 +17,14 @@ from .zero_models import CHAINS, SHAPES, build, inputs, loss_of
 
 # What a learner reads when the numbers are those of the variation.
 VARIATIONS = {
+    "no clipping": "these are the numbers of gradients that were not clipped",
+    "clipped scaled": "these are the numbers of clipping by the norm of gradients that are still scaled",
+    "clipped by group": "these are the numbers of clipping each group by its own norm: one norm over all groups",
+    "clipped by sum": "these are the numbers of clipping by the norm of the sum over the ranks, not of the mean",
     "sum": "these are the numbers of the sum of the ranks' gradients: it has to be divided by N, once",
     "divided twice": "these are the numbers of gradients divided by N twice",
+    "reduced again": "these are the numbers of the first backward's sums reduced again with the second's: what has been"
+    " reduced stays out of the next reduction",
     "one rank": "each element follows one rank's own gradient: nothing was reduced",
     "never unscaled": states_reference.VARIATIONS["never unscaled"],
     "unscaled twice": states_reference.VARIATIONS["unscaled twice"],
@@ -27,10 +33,6 @@ VARIATIONS = {
     " own",
     "first group": "these are the numbers of the first group's options for all groups",
     "no schedule": 'these are the numbers of the first "lr": param_groups is read anew at every step',
-    "no clipping": "these are the numbers of gradients that were not clipped",
-    "clipped scaled": "these are the numbers of clipping by the norm of gradients that are still scaled",
-    "clipped by group": "these are the numbers of clipping each group by its own norm: one norm over all groups",
-    "clipped by sum": "these are the numbers of clipping by the norm of the sum over the ranks, not of the mean",
     "last backward": "these are the numbers of the last backward alone: gradients add up until zero_grad()",
     "micros averaged": "these are the numbers of gradients averaged over the backwards: they add up",
     "never cleared": "these are the numbers of gradients that zero_grad() did not clear",
@@ -112,6 +114,8 @@ class _Mirror:
                 self.kept = [None] * len(self.master)
             for at, mean in enumerate(self._reduced(own)):
                 before = self.kept[at]
+                if self.how == "reduced again" and before is not None:
+                    before = before * self.n
                 self.kept[at] = mean if before is None else before if mean is None else before + mean
         scale = self.scale
         if overflow:
@@ -155,9 +159,10 @@ class _Mirror:
                 found.append(None)
                 continue
             total = torch.stack(present).sum(0)
-            if self.how == "one rank":
+            if self.how in ("one rank", "one rank's share"):
                 part = parts[self.rank]
-                found.append(torch.zeros_like(total) if part is None else part)
+                share = 1.0 if self.how == "one rank" else 1 / self.n
+                found.append(torch.zeros_like(total) if part is None else part * share)
             else:
                 factor = {"sum": 1.0, "divided twice": 1 / self.n**2}.get(self.how, 1 / self.n)
                 found.append(total * factor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..meters import caller, on_call
+from ..meters import on_call
 from ..records import Call, Where
 from .notes import Judged
 from .trial import digest_of
@@ -187,8 +188,12 @@ class _Life:
 
 
 def _definition(engine: Any) -> Where | None:
-    code = getattr(getattr(type(engine), "step", None), "__code__", None)
-    return Where(code.co_filename, code.co_firstlineno, "step") if code is not None else caller()
+    """The first line of step(), below its decorators."""
+    code = getattr(inspect.unwrap(getattr(type(engine), "step", lambda: None)), "__code__", None)
+    if code is None or is_library(code.co_filename):
+        return None
+    lines = [line for _, _, line in code.co_lines() if line and line > code.co_firstlineno]
+    return Where(code.co_filename, min(lines, default=code.co_firstlineno), "step")
 
 
 def _readable(parameter: torch.Tensor) -> bool:

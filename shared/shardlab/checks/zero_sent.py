@@ -79,7 +79,9 @@ class SentJudge:
         )
         largest = max(calls, key=lambda call: call.sent + call.received)
         parts = "gather, gather again, reduce" if self.stage.passes == 3 else "reduce-scatter, all-gather"
-        goal = f"{self.stage.most}: {parts}" if self.stage.most == self.stage.passes else "2, or 3 with an all-reduce"
+        goal = f"{self.stage.passes + self.frozen:g} units: {parts}"
+        if self.stage.most > self.stage.passes:
+            goal += f"; {self.stage.most} with an all-reduce in place of the first"
         return self._failed("bytes", said, goal, look or line_of(largest))
 
     def order(self) -> None:
