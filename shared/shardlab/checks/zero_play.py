@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..meters import on_call
+from ..meters import is_library, on_call
 from ..records import Call, Where
 from .notes import Judged
 from .trial import digest_of
