@@ -152,6 +152,26 @@ def test_plain_data_parallel_holds_everything_everywhere():
     assert held(after, "gradients") == [WHOLE, ()] and held(after, "first_moment") == [WHOLE] * 2
 
 
+class ByHand:
+    """Keeps its states as torch's optimizers do, under the course's names."""
+
+    def __init__(self, parameters):
+        self.state = {each: {"master": each.detach().clone(), "first_moment": None, "step": 0} for each in parameters}
+
+
+def by_hand_step():
+    engine = nn.Module()
+    engine.module = model_of()
+    engine.optimizer = ByHand([engine.module[1].weight])
+    with watch_states(engine):
+        mark("nothing happens")
+
+
+def test_an_optimizer_by_hand_is_one_when_it_keeps_its_states_as_torch_does():
+    record = shard_map(launch(by_hand_step, 1, device="cpu"), "ddp")
+    assert held(record, "master") == [(SECOND,)] * 3 and record.kinds == ("weights", "master")
+
+
 class Units:
     """Weights in one flat storage that is freed and made again, with views of it left behind."""
 

@@ -14,14 +14,14 @@ from ..pieces import Piece
 from ..state_records import KINDS, Pieces
 from .layers import unwrapped
 
-# What torch's optimizers call the states that pictures show.
+# What optimizers call the states that pictures show: torch's, and those of the course.
 MOMENTS = {
     "exp_avg": "first_moment",
     "momentum_buffer": "first_moment",
     "exp_avg_sq": "second_moment",
     "square_avg": "second_moment",
     "master_param": "master",
-}
+} | {kind: kind for kind in KINDS[2:]}
 
 Holder = tuple[str, torch.Tensor, Pieces]
 
@@ -51,14 +51,14 @@ class Holders:
                 if each.grad is not None:
                     yield from self._whole("gradients", number, each.grad)
         for part in self._parts:
-            for optimizer in _optimizers(part):
-                yield from self._of_optimizer(optimizer)
+            for state in _optimizer_states(part):
+                yield from self._of_optimizer(state)
             states = getattr(part, "states", None)
             if callable(states) and not isinstance(part, torch.optim.Optimizer):
                 yield from map(_checked, states())
 
-    def _of_optimizer(self, optimizer: torch.optim.Optimizer) -> Iterator[Holder]:
-        for parameter, state in list(optimizer.state.items()):
+    def _of_optimizer(self, states: Mapping[Any, Any]) -> Iterator[Holder]:
+        for parameter, state in list(states.items()):
             number = self._numbers.get(id(parameter))
             if number is None or not isinstance(state, dict):
                 continue
@@ -116,16 +116,16 @@ def _model_of(part: Any) -> nn.Module | None:
     return part if isinstance(part, nn.Module) else None
 
 
-def _optimizers(part: Any) -> Iterator[torch.optim.Optimizer]:
-    """The part itself, what it wraps (`ZeroRedundancyOptimizer.optim`), and those in its attributes."""
-    found: dict[int, torch.optim.Optimizer] = {}
+def _optimizer_states(part: Any) -> Iterator[Mapping[Any, Any]]:
+    """The `state` of every optimizer: the part itself, what it wraps (ZeroRedundancyOptimizer's `optim`), and those in
+    its attributes. An optimizer is what keeps a dict for each parameter in `state`, as torch's do."""
     attributes = list(getattr(part, "__dict__", {}).values())
+    found: dict[int, Mapping[Any, Any]] = {}
     for value in [part, *(inner for attribute in attributes for inner in _inside(attribute))]:
-        if isinstance(value, torch.optim.Optimizer):
-            found[id(value)] = value
-            wrapped = getattr(value, "optim", None)
-            if isinstance(wrapped, torch.optim.Optimizer):
-                found[id(wrapped)] = wrapped
+        for optimizer in (value, getattr(value, "optim", None)):
+            state = getattr(optimizer, "state", None)
+            if isinstance(state, Mapping):
+                found[id(state)] = state
     yield from found.values()
 
 
