@@ -26,7 +26,7 @@
 #
 # At the end of this notebook a rank holds a gradient only from the moment in which backward computes it until its owner
 # has the sum. You will see gradients come and go during one backward pass, predict the most that is ever alive, and
-# measure it. And you will find that it costs nothing: not one byte more is sent than in DDP.
+# measure it. And you will find that it costs nothing: what is sent is what DDP sends.
 #
 # **Letters.** N is the number of ranks, $\psi$ the number of parameters of the model. Weights and gradients are
 # float16, 2 bytes each. A flat tensor is padded with zeros to N equal chunks: $\psi'$ counts the padding too.
@@ -35,9 +35,7 @@
 WORLD_SIZE = 4  # number of ranks (processes), at least 2
 DEVICE = "auto"  # "auto": one GPU per rank if there are enough, else the CPU
 SEED = 0
-BUCKET_BYTES = (
-    200_000  # budget of the engine in most measurements: what is explained in section 5
-)
+BUCKET_BYTES = 200_000  # for gradients on their way, in most measurements: section 5
 
 # %% tags=["export"]
 import torch
@@ -152,7 +150,7 @@ used.compare(2 * zero1.results[0][1] // WORLD_SIZE)
 
 # %%
 def in_the_step(run, rank=0):
-    """What is alive by kind at three moments, and the most during backward."""
+    """Bytes alive on a rank, by kind, at three moments."""
     at = {event.label: event.time for event in run.marks[rank]}
     rows = []
     for label_, moment in (
@@ -175,10 +173,19 @@ def in_the_step(run, rank=0):
 table(in_the_step(zero1), title=f"ZeRO-1, bytes on rank 0 of {WORLD_SIZE}")
 
 # %%
-curves({"ZeRO-1": [each / 1e3 for each in live_1]}, xlabel="gradients ready", ylabel="kB alive")
+shard = 2 * zero1.results[0][1] // WORLD_SIZE  # bytes: 2 psi'/N
+
+
+def draw(lines):
+    """Curves in kB, over the gradients that are ready."""
+    in_kb = {name: [each / 1e3 for each in line] for name, line in lines.items()}
+    return curves(in_kb, xlabel="gradients ready", ylabel="kB of gradients alive")
+
+
+draw({"ZeRO-1": live_1, "read by the optimizer": [shard] * len(live_1)})
 
 # %% [markdown]
-# A straight line: the flat tensors are there before the first gradient comes and after the last one has gone. The
+# Nearly a straight line: the flat tensors are there before the first gradient comes and after the last one has gone. The
 # little on top of 2$\psi$ are the gradients that autograd has just computed, until they are added to their places: at
 # most those of the largest layer, weight and bias together.
 #
@@ -360,7 +367,8 @@ print(f"alive on its way, after `del flat`: {alive:,} bytes; a chunk has 4,000")
 # **Predict.** For the GPT above and this budget: what is the most gradient bytes that are alive?
 
 # %%
-print(f"bucket_bytes = {BUCKET_BYTES:,}; largest parameter: 32,768 bytes")
+largest = max(2 * parameter.numel() for parameter in GPT(DEEP).parameters())
+print(f"bucket_bytes = {BUCKET_BYTES:,}; largest parameter: {largest:,} bytes")
 most_2 = predict("most gradient bytes alive, ZeRO-2", unit="bytes", psi=PSI, N=WORLD_SIZE)
 
 # %% [markdown]
@@ -550,23 +558,67 @@ most_2.compare(max(live_2))
 table(in_the_step(zero2), title=f"ZeRO-2, bytes on rank 0 of {WORLD_SIZE}")
 
 # %%
-shard = 2 * zero2.results[0][1] // WORLD_SIZE  # bytes: 2 psi'/N
-lines = {"ZeRO-1": live_1, "ZeRO-2": live_2}
-lines["budget"] = [shard + BUCKET_BYTES] * len(live_2)
-lines["shard"] = [shard] * len(live_2)
-curves(
-    {name: [each / 1e3 for each in line] for name, line in lines.items()},
-    xlabel="gradients ready",
-    ylabel="kB alive",
+draw(
+    {
+        "ZeRO-1": live_1,
+        "ZeRO-2": live_2,
+        "budget": [shard + BUCKET_BYTES] * len(live_2),
+        "read by the optimizer": [shard] * len(live_2),
+    }
 )
 
 # %% [markdown]
-# The saw: a bucket opens, the gradient that is being copied comes on top, an older bucket lands and is gone. Between
-# the teeth the line comes back to the shard and the buckets in flight. It never reaches the budget, as the shares are
-# rarely used to the last byte at one time.
+# The first bucket opens, and the second. From then on two are alive, and each time one opens, an older one lands and is
+# gone; the small teeth are the gradients on their way from autograd into a bucket. Backward could go on for a thousand
+# layers more at this height. The line stays a little below the budget, as the three shares are rarely all used to the
+# last byte at one time.
 #
-# The shard is a line, though in section 2 it was to grow from 0. Our engine makes all chunks when it is constructed: it
-# keeps them between steps anyhow, and memory that is made once cannot be missing later.
+# In section 2 the shard was to grow from 0. Our engine makes all chunks when it is constructed, so the line begins at
+# 2$\psi'$/N: it keeps them between steps anyhow, and memory that is made once cannot be missing later (question 4).
+#
+# ### Break it on purpose: let go too early
+#
+# This engine takes its chunk out right after the start of the reduction, and lets go of the flat tensor. It waits, too,
+# but later. On ranks that complete late, three steps:
+
+
+# %%
+class LetsGoEarly(Zero2):
+    def launch(self, bucket):
+        super().launch(bucket)
+        bucket.gradient += bucket.flat[bucket.mine]
+        bucket.flat = None
+
+    def land(self, bucket):
+        bucket.handle.wait()
+        bucket.handle = None
+
+
+def three_answers(engine_class):
+    """What step() says in each of three steps, and the scale after it."""
+    engine = engine_class(new_model(SMALL), bucket_bytes=60_000)
+    answers = []
+    for step in range(3):
+        engine.zero_grad()
+        inputs, targets = part_of(step)
+        engine.backward(loss_function(engine(inputs), targets))
+        answers.append((engine.step(), engine.scale))
+    return answers
+
+
+for engine_class in (Zero2, LetsGoEarly):
+    run = launch(
+        three_answers,
+        WORLD_SIZE,
+        args=(engine_class,),
+        device="cpu",
+        slow_ranks=range(WORLD_SIZE),
+    )
+    print(f"{engine_class.__name__:12}", run.results[0])
+
+# %% [markdown]
+# Nothing crashes, and no loss becomes NaN. The norm does. So `step` believes in an overflow, skips, and halves the
+# scale, again and again. A run whose loss stands still while its scale falls to 1: look for a missing wait.
 #
 # ### How large a budget?
 #
@@ -635,9 +687,10 @@ steps_against(
 #
 # ## 7. Ownership changes during backward
 #
-# The map of lab 06, for one step of your engine. Watch the row of gradients: at rest each rank has its own, in its
-# colour. In backward, gradients of *all* colours appear, on every rank, at the right end first. They travel (hatched),
-# and when they have landed each rank has only its own again.
+# The map of lab 06, for one step of your engine. Watch the rows G, the gradients: at rest each rank has its own, in its
+# colour. In backward gradients of *all* colours appear, on every rank, at the right end first: whoever computes a
+# gradient holds it, and it belongs to somebody else. They travel (hatched), and when they have landed each rank has only
+# its own again.
 
 # %%
 SMALL_BUDGET = 60_000

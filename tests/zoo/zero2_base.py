@@ -71,9 +71,10 @@ class Engine(nn.Module):
         self.waiting, self.on_way, self.active = [], [], False
         for bucket in self.buckets:
             for place, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(
-                    lambda parameter, bucket=bucket, place=place: self.arrived(bucket, place, parameter)
-                )
+                self.hook(bucket, place, parameter)
+
+    def hook(self, bucket, place, parameter):
+        parameter.register_post_accumulate_grad_hook(lambda parameter: self.arrived(bucket, place, parameter))
 
     def broadcast(self):
         for tensor in [*self.module.parameters(), *self.module.buffers()]:
