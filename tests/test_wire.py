@@ -1,4 +1,4 @@
-"""The meter against the wire: what the kernel counts on the network interface while a ring runs."""
+"""The meter against the wire: what the kernel counts on the network interface while a ring, or a ZeRO step, runs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def test_the_ring_sends_what_the_meter_says(counted, n):
     assert seen["meter"] == pytest.approx(2 * (n - 1) * N_BYTES, rel=1e-5)  # of all ranks: N times 2(N-1)/N n
     assert seen["wire"] == pytest.approx(seen["meter"], rel=0.02)
     assert seen["wire"] > seen["meter"]  # every packet has a header
+
+
+@pytest.mark.parametrize(("stage", "times"), [("Zero1", 2), ("Zero2", 2), ("Zero3", 3)])
+def test_a_step_of_zero_sends_what_the_meter_says(counted, stage, times):
+    """On own rings, of all three ranks: 2 or 3 times (N-1) psi."""
+    seen = counted[stage]
+    assert seen["meter"] == pytest.approx(times * 2 * N_BYTES, rel=1e-3)
+    assert seen["meter"] < seen["wire"] < 1.02 * seen["meter"]
 
 
 def test_the_library_sends_more_than_the_published_cost(counted):

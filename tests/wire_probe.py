@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shardlab import reuse
 from shardlab.meters import mark
 from shardlab.records import Run
 from shardlab.runtime import launch
@@ -73,19 +74,38 @@ def reduce_scatter(tensor: torch.Tensor) -> None:
 
 
 def probe(operation, nbytes: int) -> int:
-    """Bytes on the wire, of all ranks, while `operation` works on `nbytes` bytes: the least of several times.
+    operation(torch.ones(4 * dist.get_world_size()))
+    tensor = torch.ones(nbytes // 4)
+    return count(lambda: operation(tensor))
+
+
+def probe_step(engine: type, rings: type, nbytes: int) -> int:
+    """A training step of a model of nbytes bytes, in eight layers."""
+    side = round((nbytes / 4 / 8) ** 0.5)
+    model = torch.nn.Sequential(*[torch.nn.Linear(side, side, bias=False) for _ in range(8)])
+    trained = engine(model, bucket_bytes=nbytes // 2, communicator=rings())
+
+    def step() -> None:
+        trained.zero_grad()
+        trained.backward(trained(torch.ones(1, side)).sum())
+        trained.step()
+
+    step()
+    return count(step)
+
+
+def count(operation) -> int:
+    """Bytes on the wire, of all ranks, while `operation` works: the least of several times.
 
     Connections are there before. On a busy machine the system sends some packets twice, which only ever adds.
     """
-    operation(torch.ones(4 * dist.get_world_size()))
-    tensor = torch.ones(nbytes // 4)
     counts = []
     for _ in range(REPEATS):
         dist.barrier()
         before = wire_bytes()
         dist.barrier()
         mark("begin")
-        operation(tensor)
+        operation()
         mark("end")
         dist.barrier()
         counts.append(wire_bytes() - before)
@@ -116,6 +136,10 @@ def main() -> None:
     ]:
         run = launch(probe, world_size, args=(operation, 4 * MB), device="cpu", timeout=30)
         found[f"{operation.__name__} {world_size}"] = {"wire": run.results[0], "meter": metered(run)}
+    zero1 = reuse("06_zero1")
+    for engine in (zero1.Zero1, reuse("07_zero2").Zero2, reuse("08_zero3").Zero3):
+        run = launch(probe_step, 3, args=(engine, zero1.Rings, 4 * MB), device="cpu", timeout=30)
+        found[engine.__name__] = {"wire": run.results[0], "meter": metered(run)}
     print(json.dumps(found))
 
 
