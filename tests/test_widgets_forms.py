@@ -36,7 +36,7 @@ def test_show_tells_of_bytes_that_are_not_on_the_map():
 
 @pytest.mark.parametrize("record", [None, 3, "run", RingTrace, [1]])
 def test_show_says_what_it_can_draw(record):
-    with pytest.raises(UsageError, match="It draws: Exchange, RingTrace, Run, Timeline"):
+    with pytest.raises(UsageError, match="It draws: Exchange, RingTrace, Run, ShardMap, Timeline"):
         show(record)
 
 
