@@ -90,7 +90,7 @@ def _trial(stage: Stage, solution: Callable, cases: Sequence[ZeroCase], n: int, 
         try:
             Judge(trial, index, case, played).all()
         except CheckFailed as failed:
-            raise hasty(trial, index, Player(solution), failed) or failed from None
+            raise hasty(trial, index, Player(solution), failed, late) or failed from None
         if case.measured:
             HeldJudge(trial, index, stage, case, played).all()
             SentJudge(trial, index, stage, case, played).all()
@@ -99,7 +99,11 @@ def _trial(stage: Stage, solution: Callable, cases: Sequence[ZeroCase], n: int, 
     unlike = apart(trial, ALIKE)
     if unlike is not None:
         raise unlike
-    ended_well(trial)
+    try:
+        ended_well(trial)
+    except CheckFailed as failed:
+        broken = next((index for index in range(len(cases)) if not _played(trial, index)), 0)
+        raise hasty(trial, broken, Player(solution), failed, late) or failed from None
     return trial
 
 

@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..errors import CheckFailed
+from ..records import Call
+from .notes import Observation
 from .observe import Trial, line_at, line_of, observe
 from .zero_cases import ZeroCase
 
 
-def hasty(trial: Trial, index: int, player: Callable, failed: CheckFailed) -> CheckFailed | None:
-    """The verdict "order" instead of `failed`, when haste explains it."""
-    if failed.reason != "values" or trial.world_size == 1:
+def hasty(trial: Trial, index: int, player: Callable, failed: CheckFailed, late: bool) -> CheckFailed | None:
+    """The verdict "order" instead of `failed`, when haste explains it. late: whether completions were late already."""
+    broke = failed.reason == "crash" and "SIG" in failed.seen  # memory that was freed while it was written to
+    if trial.world_size == 1 or not (failed.reason == "values" or broke):
         return None
-    seen = trial.observations(index) or []
-    calls = [call for one in seen for call in one.calls if not call.point_to_point and call.numel]
+    calls = _collectives(trial.observations(index) or [])
+    return _never_waited(trial, index, calls) or _used_early(trial, index, player, late or broke)
+
+
+def _never_waited(trial: Trial, index: int, calls: list[Call]) -> CheckFailed | None:
     open_calls = [call for call in calls if call.completed is None]
-    if open_calls:
-        first = open_calls[0]
-        mine = [call for call in calls if call.rank == first.rank and call.op == first.op]
-        left = sum(call.completed is None for call in mine)
-        said = f"{trial.at(index, first.rank)}: nobody waits for {left} of {len(mine)} {first.op} calls"
-        goal = "wait() for every handle before what it brings is read, and before what it sends is changed"
-        return trial.failed(index, "order", said, goal, line_of(first))
-    return _used_early(trial, index, player)
-
-
-def _used_early(trial: Trial, index: int, player: Callable) -> CheckFailed | None:
-    """Plays the case once more, with every completion late, and looks for tensors that are used before that."""
-    case = trial.cases[index]
-    if not isinstance(case, ZeroCase) or any(call.point_to_point for call in _calls(trial, index)):
+    if not open_calls:
         return None
-    again = observe(
-        trial.exercise, player, [replace(case, watched=True)], trial.world_size, slow=range(trial.world_size)
-    )
+    first = open_calls[0]
+    mine = [call for call in calls if call.rank == first.rank and call.op == first.op]
+    left = sum(call.completed is None for call in mine)
+    said = f"{trial.at(index, first.rank)}: nobody waits for {left} of {len(mine)} {first.op} calls"
+    goal = "wait() for every handle before what it brings is read, and before what it sends is changed"
+    return trial.failed(index, "order", said, goal, line_of(first))
+
+
+def _used_early(trial: Trial, index: int, player: Callable, late: bool) -> CheckFailed | None:
+    """Plays the case once more, with every completion late, and looks for tensors that are used before that."""
+    case, n = trial.cases[index], trial.world_size
+    seen = trial.observations(index) or []
+    if not isinstance(case, ZeroCase) or any(call.point_to_point for one in seen for call in one.calls):
+        return None
+    again = observe(trial.exercise, player, [replace(case, watched=True)], n, slow=range(n))
+    observed = again.observations(0) or []
+    left = _never_waited(trial, index, _collectives(observed))
     early = [one for one in again.early(0) if not one.call.point_to_point]
-    observed = again.observations(0)
-    unusable = observed is None or any(one.judged.unusable for one in observed)
-    if not early or not unusable:
+    if left is not None or not early:
+        return left
+    # A look at a tensor that is on its way does no harm if nothing depends on it.
+    if not late and observed and [one.judged.digest for one in observed] == [one.judged.digest for one in seen]:
         return None
     call, where = early[0].call, early[0].where
     verb = "changed" if early[0].written else "used"
@@ -48,5 +56,5 @@ def _used_early(trial: Trial, index: int, player: Callable) -> CheckFailed | Non
     return trial.failed(index, "order", said, "wait() first, then read or write what is on its way", look)
 
 
-def _calls(trial: Trial, index: int) -> list:
-    return [call for one in trial.observations(index) or [] for call in one.calls]
+def _collectives(seen: Sequence[Observation]) -> list[Call]:
+    return [call for one in seen for call in one.calls if not call.point_to_point and call.numel]

@@ -76,11 +76,11 @@ class Player:
                 life.play()
             except Lacks as lacks:
                 return Played(None, "", lacks=str(lacks))
-        tensors = [each for step in life.steps for each in step.weights]
+        stepped = [torch.tensor(step.returned is True) for step in life.steps]
+        tensors = [each for step in life.steps for each in step.weights] + stepped
         return Played(
             None,
             digest_of(tensors),
-            unusable=any(bool(each.isnan().any()) for each in tensors),
             start=life.start,
             steps=life.steps,
             held=life.memory.seen,

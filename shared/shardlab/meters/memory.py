@@ -139,7 +139,7 @@ class MemoryMeter:
     def _settle(self) -> Any:
         with self._lock:
             sample = self._timeline.settle(self._kinds, self._now())
-            alive = {held.key for held in self._held.values()}
+            alive = {held.key for held in list(self._held.values())}  # a library's thread may free one meanwhile
             self._kinds = {key: kind for key, kind in self._kinds.items() if key in alive}
             return sample
 
