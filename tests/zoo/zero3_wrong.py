@@ -363,7 +363,7 @@ class StateOfAllFirst(Engine):
         return super().plan()
 
 
-@wrong(ZERO3, reason="memory", says=r"backward")
+@wrong(ZERO3, reason="memory|order", says=r"backward|reduction")
 class GradientsUntilTheEnd(Engine):
     """Weights come and go; gradients stay whole until backward is over."""
 
