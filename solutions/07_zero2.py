@@ -772,10 +772,10 @@ def train(engine_class, steps=STEPS):
     return memory_so_far().at_end, sum(len(bucket.weights) for bucket in engine.buckets)
 
 
-def sent_by(run, *operations):
+def sent_by(run, *operations, steps=STEPS):
     """Bytes that rank 0 sends in a step by these operations."""
     by_operation = run.traffic[0].by_operation
-    return sum(by_operation[op].sent for op in operations if op in by_operation) / STEPS
+    return sum(by_operation[op].sent for op in operations if op in by_operation) / steps
 
 
 def held_by(run):
@@ -894,8 +894,7 @@ def accumulate(micro_steps):
 
 
 micro = {k: launch(accumulate, WORLD_SIZE, args=(k,), device=DEVICE) for k in (1, 2, 4)}
-STEPS = 1
-in_all = {k: sent_by(run, "reduce_scatter", "all_gather") for k, run in micro.items()}
+in_all = {k: sent_by(run, "reduce_scatter", "all_gather", steps=1) for k, run in micro.items()}
 factor.compare(in_all[4] / in_all[1])
 
 # %%
@@ -1098,7 +1097,6 @@ table(
 # ## 12. The ledger
 
 # %%
-STEPS = 2
 run = runs[WORLD_SIZE]
 operations = ("reduce_scatter", "all_gather", "all_reduce")
 record(

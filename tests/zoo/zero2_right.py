@@ -26,15 +26,6 @@ class OneBucketPerParameter(Engine):
 
 
 @right(ZERO2)
-class WaitsAtOnce(Engine):
-    """Synchronous: each bucket is waited for and freed as soon as it has been sent. Slow, and right."""
-
-    def launch(self, bucket):
-        super().launch(bucket)
-        self.land(self.on_way.pop())
-
-
-@right(ZERO2)
 class ShardInFloat32(Engine):
     """Sums are added up in fp32: 4 bytes for an element of the shard instead of 2. Divided by N after the sum."""
 

@@ -228,6 +228,15 @@ class ReducesToEverybody(Engine):
         return handles[0][0]
 
 
+@wrong(ZERO2, reason="order", says=r"reductions is waited for before the next")
+class WaitsAtOnce(Engine):
+    """Each bucket is waited for and freed in the hook that sends it: memory is right, and nothing overlaps."""
+
+    def launch(self, bucket):
+        super().launch(bucket)
+        self.land(self.on_way.pop())
+
+
 @wrong(ZERO2, reason="values|order", says=r"layers\.0\.weight|wait")
 class FreesInFlight(Engine):
     """The flat tensor is used again for the next bucket as soon as its reduction has been started."""
