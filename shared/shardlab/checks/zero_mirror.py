@@ -51,7 +51,6 @@ VARIATIONS = {
     "eps inside": states_reference.VARIATIONS["eps inside"],
     "betas swapped": states_reference.VARIATIONS["betas swapped"],
     "uphill": states_reference.VARIATIONS["uphill"],
-    "unused skipped": "these are the numbers of parameters without a gradient left out of the step",
 }
 
 
