@@ -9,11 +9,13 @@ from __future__ import annotations
 import gc
 import math
 import sys
+import time
 from collections.abc import Iterator
 
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardlab import reuse
@@ -27,6 +29,7 @@ from zero_play import COMMUNICATORS, STAGES, Case, start, step_of
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 plan_buckets = reuse("05_ddp_overlap").plan_buckets
+PATIENCE = 2.0  # seconds
 FROZEN = ("norm", "blocks.0.mlp")  # backward goes through all of them
 CASES = [
     (Case("float32", groups=True, max_norm=0.3), "library"),
@@ -81,11 +84,12 @@ def held_by_formula(stage: str, case: Case, n: int) -> dict[str, float]:
     """Bytes of a rank between steps. In float32 the weights are their own master."""
     psi, frozen = sizes(stage, case, n)
     width = case.dtype.itemsize
-    return {
+    held = {
         "parameters": width * (psi + frozen) / (n if stage == "Zero3" else 1),
         "gradients": width * psi / (1 if stage == "Zero1" else n),
         "optimizer": (12 if width == 2 else 8) * psi / n,
     }
+    return {**held, "live": sum(held.values())}
 
 
 def sent_by_formula(stage: str, case: Case, communicator: str, n: int, rank: int) -> float:
@@ -108,19 +112,27 @@ def live() -> dict[str, int]:
     return {kind: getattr(now, kind) for kind in ("parameters", "gradients", "optimizer", "live")}
 
 
+def more_than(before: dict[str, int], expected: dict[str, float]) -> dict[str, int]:
+    """What is held now and was not before. Gloo's thread lets go of a tensor some time after wait() has returned."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        more = {kind: size - before[kind] for kind, size in live().items()}
+        if more == expected or time.monotonic() > deadline:
+            return more
+        time.sleep(0.01)
+
+
 def weigh(case: Case, stage: str, communicator: str) -> tuple[dict[str, int], dict[str, int], float]:
     """Bytes held when the engine is made, and after two steps; bytes sent in the second."""
     list(case.batches(0, 0, 1))  # the text is read
-    before = live()
+    before, expected = live(), held_by_formula(stage, case, dist.get_world_size())
     trained = start(case, stage, communicator)
-    made = live()
+    made = more_than(before, expected)
     step_of(trained, case, 0)
     calls: list[Call] = []
     with on_call(lambda call, _: calls.append(call)):
         step_of(trained, case, 1)
-    later = live()
-    made, later = ({kind: now[kind] - before[kind] for kind in before} for now in (made, later))
-    return made, later, sum(call.sent for call in calls)
+    return made, more_than(before, expected), sum(call.sent for call in calls)
 
 
 def weigh_all() -> dict[tuple[str, str], tuple]:
@@ -135,9 +147,7 @@ def test_bytes_held_and_sent_are_the_formulas(world_size: int) -> None:
                 made, later, sent = found[case.name, stage]
                 what = (case.name, stage, rank)
                 held = held_by_formula(stage, case, world_size)
-                held["live"] = sum(held.values())
-                assert later == held, what
-                assert made == held, what
+                assert (made, later) == (held, held), what
                 expected = sent_by_formula(stage, case, communicator, world_size, rank)
                 assert sent == pytest.approx(expected, rel=1e-12), what
 
@@ -146,7 +156,7 @@ def test_the_formulas_are_the_papers() -> None:
     """Where N divides everything: 4 psi + 12 psi/N, 2 psi + 14 psi/N, 16 psi/N (ZeRO, sections 5.1 to 5.3)."""
     case = Case("float16", dtype=torch.float16)
     psi = case.model().parameter_count
-    totals = [sum(held_by_formula(stage, case, 2).values()) for stage in STAGES]
+    totals = [held_by_formula(stage, case, 2)["live"] for stage in STAGES]
     assert totals == [4 * psi + 12 * psi / 2, 2 * psi + 14 * psi / 2, 16 * psi / 2]
 
 
@@ -209,14 +219,15 @@ def most_of_all(communicator: str) -> list[tuple[str, int, dict[str, int]]]:
 def test_bytes_in_the_middle_of_a_step(communicator: str, world_size: int) -> None:
     """ZeRO-2 may hold `bucket_bytes` of gradients beside its shard: a third fills, a third travels, a third is what
     autograd has just made; a parameter that is larger than a third takes its place. ZeRO-3 may hold two units and the
-    model's own, and a unit of gradients more, for the model's own. Rings receive into a buffer of one chunk.
+    model's own, and a unit of gradients more, for the model's own. Rings receive into a buffer of one chunk; gloo's
+    thread may let go of a bucket some time after wait() has returned.
     """
     results = launch(most_of_all, world_size, args=(communicator,), device="cpu").results
     for rank, found in enumerate(results):
         for stage, budget, seen in found:
             part = max(budget // 3, LAYER) if stage == "Zero2" else LAYER
             gradients = (3 if stage == "Zero2" else 4) * part
-            buffer = math.ceil(part / world_size) if communicator == "rings" else 0
+            buffer = math.ceil(part / world_size) if communicator == "rings" else part
             weights = 0 if stage == "Zero2" else 3 * LAYER
             what = (stage, budget, rank, {name: round(size / LAYER, 2) for name, size in seen.items()})
             assert seen["no_grad"] <= weights + SLACK, what
