@@ -41,10 +41,10 @@ BUCKET_BYTES = 60_000  # of the engines in most measurements
 
 # %% tags=["export"]
 import contextlib
+import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -353,7 +353,7 @@ class Bucket:
         self.parameters = parameters
         self.shapes = [parameter.shape for parameter in parameters]
         self.sizes = [parameter.numel() for parameter in parameters]
-        self.starts = [0, *accumulate(self.sizes)][:-1]
+        self.starts = [0, *itertools.accumulate(self.sizes)][:-1]
         self.chunk = -(-sum(self.sizes) // world_size)  # rounded up: the rest is padding
         self.mine = slice(rank * self.chunk, (rank + 1) * self.chunk)
         self.weights = parameters[0].detach().new_zeros(world_size * self.chunk)
@@ -1250,7 +1250,7 @@ table(
 
 # %%
 # NBVAL_CHECK_OUTPUT
-def accumulate(micro_steps):
+def several_backwards(micro_steps):
     engine = zero1(new_model(torch.bfloat16))
     for micro_step in range(micro_steps):
         inputs, targets = part_of(micro_step)
@@ -1260,7 +1260,7 @@ def accumulate(micro_steps):
 
 rows = []
 for k in (1, 4):
-    run = launch(accumulate, WORLD_SIZE, args=(k,), device=DEVICE)
+    run = launch(several_backwards, WORLD_SIZE, args=(k,), device=DEVICE)
     sent = run.traffic[0].by_operation
     rows.append(
         {
