@@ -75,8 +75,9 @@ class OverflowOfTheOwnShard(Engine):
     """Each rank looks at its own shard only: some skip, others step."""
 
     def norm(self):
-        super().norm()
-        return sum(float(torch.linalg.vector_norm(unit.gradient.double())) for unit in self.buckets)
+        norm = super().norm()
+        own = sum(float(torch.linalg.vector_norm(unit.gradient.double())) for unit in self.buckets)
+        return norm if math.isfinite(norm) else own
 
 
 @wrong(ZERO3, reason="values", says=r"")
