@@ -19,7 +19,7 @@ from .zero_play import Played, Player
 from .zero_sent import SentJudge
 from .zero_stage import Stage
 
-ALIKE = "the same calls on every rank, in one order: whether a step is skipped is decided by all, before any updates"
+ALIKE = "the same calls on every rank, in one order; did one rank skip the step while others made it? All decide alike"
 OPTIONS = [*DEFAULTS, "groups", "bucket_bytes", "communicator"]
 
 

@@ -67,6 +67,8 @@ class HeldJudge:
     def _live(self, sizes: Sizes, held: Sequence[Held]) -> None:
         """held: one per rank, of one moment. Whole parameters by owner may be uneven; on average they are not."""
         moment = held[0].moment
+        if moment == "step":
+            self._enough(sizes, held)
         most = self.at_rest(sizes)
         if moment == "forward":
             most += self.gathered(sizes, KEPT) + sizes.activations
@@ -81,19 +83,31 @@ class HeldJudge:
         said += f" psi = {psi:,} elements in bfloat16)"
         raise self._failed(said, f"{self._formula(sizes)}: {self.stage.kinds}", self._look(sizes, one))
 
+    def _enough(self, sizes: Sizes, held: Sequence[Held]) -> None:
+        """Weights and the optimizer's state must be there, whatever becomes of the gradients."""
+        psi, live = sizes.psi, sum(one.live for one in held) / self.n
+        share = self.n if self.stage.splits("parameters") else 1
+        least = WEIGHT * sizes.all / share + OPTIMIZER * psi / self.n
+        if live < least * 0.98:
+            said = (
+                f"after step() a rank holds {live / psi:.2f} psi bytes on average (psi = {psi:,} elements in bfloat16)"
+            )
+            goal = f"at least {least / psi:.2f} psi: weights, and optimizer {OPTIMIZER} psi/N"
+            raise self._failed(said, goal, "master weights and both moments are float32, of every element on some rank")
+
     def _look(self, sizes: Sizes, held: Held) -> str:
         """Which of the kinds is too large."""
         psi, stage = sizes.psi, self.stage
-        room = (stage.split() + EXTRA_GRADIENT) * sizes.largest
-        if stage.splits("parameters") and held.weights > WEIGHT * psi / self.n + room:
+        mine = 2 * (sizes.all / self.n + sizes.largest)  # bytes, in 16 bits
+        if stage.splits("parameters") and held.weights > mine and held.moment != "forward":
             return "the parameters' .data keeps whole weights: what numel() says is not what the storage holds"
         if held.moment == "forward" and stage.splits("parameters"):
             return "the whole weights are kept from forward to backward, by the graph perhaps: gather again in backward"
-        if stage.splits("gradients") and held.gradients > (GRADIENT + EXTRA_GRADIENT) * psi / self.n + room:
+        if stage.splits("gradients") and held.gradients > mine:
             return "who doesn't own an element drops its .grad when it has been reduced"
         if held.others > 0.8 * OPTIMIZER * psi and self.n > 1:
-            mine = f"{OPTIMIZER} psi/N = {OPTIMIZER / self.n:.2f} psi"
-            return f"this rank holds optimizer state of the whole model, {OPTIMIZER} psi bytes; its own is {mine}"
+            own = f"{OPTIMIZER} psi/N = {OPTIMIZER / self.n:.2f} psi"
+            return f"this rank holds optimizer state of the whole model, {OPTIMIZER} psi bytes; its own is {own}"
         return "what is kept beside the weights: flat gradients, copies of weights, state of others' elements"
 
     def _peaks(self, sizes: Sizes, number: int) -> None:

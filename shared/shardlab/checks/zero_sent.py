@@ -107,6 +107,8 @@ class SentJudge:
             if not early:
                 said = f"no reduction has been issued when backward comes to the first layer; {len(issued)} follow"
                 look = "a hook that runs when a gradient is ready, and buckets of bucket_bytes"
+            elif not self.stage.hides and len(early) >= LEAST:
+                continue
             elif not count:
                 said = f"each of {len(early)} reductions is waited for before the next layer's gradients are computed"
                 look = "wait() when the result is needed, not in the hook that issues it"

@@ -16,13 +16,15 @@ WEIGHT, GRADIENT, OPTIMIZER = MIXED_PRECISION_ADAM.weight, MIXED_PRECISION_ADAM.
 @dataclass(frozen=True)
 class Stage:
     """strategy: its name in `theory`. passes: how many times (N-1)/N psi elements a rank sends in a step; most: how
-    many it may send at most. formula: of the bytes held, in words."""
+    many it may send at most. formula: of the bytes held, in words.
+    hides: whether reductions must overlap with backward, or may be waited for at once."""
 
     exercise: str
     strategy: str
     formula: str
     passes: int
     most: int
+    hides: bool
 
     def splits(self, kind: str) -> bool:
         """Whether the stage splits "parameters", "gradients" or "optimizer" over the ranks."""
@@ -49,6 +51,6 @@ class Stage:
         return psi * (self.whole() + self.split() / world_size)
 
 
-ZERO1 = Stage("06.Zero1", "zero1", "4 psi + 12 psi/N", passes=2, most=3)
-ZERO2 = Stage("07.Zero2", "zero2", "2 psi + 14 psi/N", passes=2, most=2)
-ZERO3 = Stage("08.Zero3", "zero3", "16 psi/N", passes=3, most=3)
+ZERO1 = Stage("06.Zero1", "zero1", "4 psi + 12 psi/N", passes=2, most=3, hides=True)
+ZERO2 = Stage("07.Zero2", "zero2", "2 psi + 14 psi/N", passes=2, most=2, hides=True)
+ZERO3 = Stage("08.Zero3", "zero3", "16 psi/N", passes=3, most=3, hides=False)
