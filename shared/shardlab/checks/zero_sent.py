@@ -71,12 +71,9 @@ class SentJudge:
         }
         told = ", ".join(f"{op} {share:.2f}" for op, share in sorted(shares.items(), key=lambda each: -each[1])[:3])
         said = f"step {number + 1}: a rank sends {passes:.2f} units of (N-1)/N psi elements (rank 0: {told})"
-        reduce_first = "all_reduce" in {call.op for call in calls}
-        look = (
-            "all_reduce moves the sums to every rank, who needs its own part alone: reduce_scatter"
-            if reduce_first
-            else ""
-        )
+        look = ""
+        if shares.get("all_reduce", 0) > 0.5:  # more than a norm
+            look = "all_reduce moves the sums to every rank, who needs its own part alone: reduce_scatter"
         largest = max(calls, key=lambda call: call.sent + call.received)
         parts = "gather, gather again, reduce" if self.stage.passes == 3 else "reduce-scatter, all-gather"
         goal = f"{self.stage.passes + self.frozen:g} units: {parts}"
