@@ -16,7 +16,7 @@
 # %% [markdown]
 # # 08 - ZeRO-3: weights that are there when they are needed
 #
-# **You build:** `Zero3`, an engine in which no rank holds the whole model at any time. **Time:** 75 to 90 minutes.
+# **You build:** `Zero3`, an engine in which no rank holds the whole model at any time. **Time:** 90 minutes.
 #
 # **Where this stands.** With DDP every rank held 16 bytes for each of the $\psi$ parameters. ZeRO-1 split the 12 bytes
 # of the optimizer over the ranks, ZeRO-2 the 2 bytes of the gradients. What is left is $2\psi + 14\psi/N$. However many
@@ -426,7 +426,7 @@ class Pass:
 # %% [markdown]
 # ### Exercise 08.Zero3
 #
-# *Difficulty: hard, in small pieces. Importance: very high, this is the summit. Give it 75 minutes.*
+# *Difficulty: hard, in small pieces. Importance: very high, this is the summit. Give it 60 minutes.*
 #
 # **Contract.** The engine is used as those of labs 06 and 07. New is where the weights are.
 #
@@ -878,9 +878,9 @@ curves(
 )
 
 # %% [markdown]
-# Forward is the first third, backward the rest. Each tooth is a layer that is fetched while its neighbour is still
-# there. The deeper the model, the smaller the share of two layers: with 100 blocks it is a fiftieth, and $\psi/N$ is
-# what counts.
+# Forward is the left half, backward the right one. Each tooth is a block that is fetched while its neighbour is still
+# there; in the middle, at the turn, are the two small layers at the end of the model. The deeper the model, the smaller
+# the share of two layers: with 100 blocks it is a fiftieth, and $\psi/N$ is what counts.
 #
 # ### Why not keep what has been gathered?
 #
