@@ -9,6 +9,7 @@ import json
 import linecache
 import os
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -49,13 +50,18 @@ def _exported(lab: Lab, own: bool | str | os.PathLike[str] | None) -> tuple[Path
             raise UsageError(f"{path} does not exist; give the path of your own notebook: reuse({lab.name!r}, own=...)")
         return path, _tagged(path)
     if lab.source.exists():
-        from shardlab.course.source import read_source, tags
-
-        source = read_source(lab.source)
-        return lab.source, [c.source for c in source.cells if c.cell_type == "code" and "export" in tags(c)]
+        return lab.source, list(_tagged_in_source(lab.source, lab.source.stat().st_mtime_ns))
     if lab.solution.exists():
         return lab.solution, _tagged(lab.solution)
     raise UsageError(f"{lab.name} has no solution here; use your own notebook's code: reuse({lab.name!r}, own=True)")
+
+
+@lru_cache
+def _tagged_in_source(path: Path, changed: int) -> tuple[str, ...]:
+    """Later labs ask for the same earlier ones again and again, and a source takes long to read. changed: when it was."""
+    from shardlab.course.source import read_source, tags
+
+    return tuple(c.source for c in read_source(path).cells if c.cell_type == "code" and "export" in tags(c))
 
 
 def _tagged(path: Path) -> list[str]:
