@@ -58,7 +58,7 @@ def _exported(lab: Lab, own: bool | str | os.PathLike[str] | None) -> tuple[Path
 
 @lru_cache
 def _tagged_in_source(path: Path, changed: int) -> tuple[str, ...]:
-    """Later labs ask for the same earlier ones again and again, and a source takes long to read. changed: when it was."""
+    """Later labs ask for the same earlier ones again, and a source takes long to read. changed: when it was."""
     from shardlab.course.source import read_source, tags
 
     return tuple(c.source for c in read_source(path).cells if c.cell_type == "code" and "export" in tags(c))
