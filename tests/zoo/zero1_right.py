@@ -70,14 +70,16 @@ class WholeBuckets(Engine):
 
 @right(ZERO1)
 class RoundRobin(WholeBuckets):
-    """Whole parameters, each a bucket, to the ranks in turn. Tiny ones included."""
+    """Whole parameters, each a bucket, to the ranks in turn, the largest first. Tiny ones included."""
 
     def plan(self):
-        self.turn = 0
-        return [([parameter], group) for parameters, group in super().plan() for parameter in parameters]
+        parts = [([parameter], group) for parameters, group in super().plan() for parameter in parameters]
+        by_size = sorted((parameter for (parameter,), _ in parts), key=lambda parameter: -parameter.numel())
+        self.turn = {parameter: place for place, parameter in enumerate(by_size)}
+        return parts
 
     def make(self, parameters, group):
-        turn, self.turn = self.turn, self.turn + 1
+        turn = self.turn[parameters[0]]
 
         class Mine(Owned):
             def choose(self, parameters):

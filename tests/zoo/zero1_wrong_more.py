@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from zoo import wrong
-from zoo.zero1_base import ZERO1, Bucket, Engine
+from zoo.zero1_base import ZERO1, Engine
 
 
 @wrong(ZERO1, reason="values", says=r"not unscaled|never|scale")
@@ -164,21 +164,6 @@ class UpdatesFp16Weights(Engine):
     def update(self, bucket, factor):
         bucket.master.copy_(bucket.weights[bucket.mine])
         super().update(bucket, factor)
-
-
-class Fp16Moments(Bucket):
-    """Moments in the dtype of the weights."""
-
-    def make_state(self):
-        super().make_state()
-        self.first, self.second = (torch.zeros_like(self.weights[self.mine]) for _ in range(2))
-
-
-@wrong(ZERO1, reason="memory|values", says=r"psi|has become")
-class MomentsInHalf(Engine):
-    """Saves 4 bytes in the wrong place."""
-
-    make = Fp16Moments
 
 
 @wrong(ZERO1, reason="values", says=r"constructor's arguments for all groups|first group|options")
