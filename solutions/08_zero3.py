@@ -1374,16 +1374,19 @@ table(
 )
 
 # %% [markdown]
-# The last row is the measure for the others: two runs of the *same* DDP, whose sums are only added up in another order.
-# $(a+b)+c$ and $a+(b+c)$ differ in the last bit. A ring begins the sum of each chunk at another rank, and ZeRO-3 cuts
-# its chunks elsewhere, layer by layer. So an element's sum begins at another rank than with DDP, and it parts from DDP
-# as far as DDP from itself. Each step starts from weights that differ a little, so the differences grow. Nobody has
-# made a mistake; but nobody should compare long runs bit by bit, either. The loss, which is what one trains for, stays
-# the same to six digits.
+# With four ranks the last row is the measure for the others: two runs of the *same* DDP, whose sums are only added up
+# in another order. $(a+b)+c$ and $a+(b+c)$ differ in the last bit. In a reduction the sum of each chunk begins at
+# another rank, and ZeRO-3 cuts its chunks elsewhere, layer by layer. So it parts from DDP as far as DDP from itself.
+# Each step starts from weights that differ a little, so the differences grow. Nobody has made a mistake; but nobody
+# should compare long runs bit by bit, either. The loss, which is what one trains for, stays the same to six digits.
 #
 # And ZeRO-1 and ZeRO-2? With the default bucket of 25 MiB all gradients of this small model are one bucket, as with
 # DDP, cut in the same places, and added up by the same library. At N = 4 even the division is exact. So they do not
 # differ from DDP by a single bit: AdamW works on each element by itself, and does not care who owns it.
+#
+# Try other N. With two ranks nothing differs at all, because $a+b$ is $b+a$. With three all your engines part from DDP,
+# whatever the order: they divide the *loss* by N and lab 05's DDP divides the gradients, and a third cannot be written
+# down exactly.
 #
 # ## 12. The ledger
 #
@@ -1481,8 +1484,8 @@ record(
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-attribute", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
 # The backward of the penalty begins before the gradient of the output is there, so nobody has gathered the layer. The
-# graph reads a storage without memory: an error if you are lucky, the end of the process if not. The author should return
-# the penalty as an output: all outputs are watched, and the first gradient that arrives gathers the layer.
+# graph reads a storage without memory: an error if you are lucky, the end of the process if not. The author should
+# return the penalty as an output: all outputs are watched, and the first gradient that arrives gathers the layer.
 
 # %% [markdown]
 # ## Sources
