@@ -94,6 +94,13 @@ def jupyterlab(folder: Path, home: Path, dark: bool = False) -> Iterator[Lab]:
         server.wait(10)
 
 
+def trust(folder: Path, home: Path) -> None:
+    """Marks the notebooks of a folder as trusted, for the JupyterLab that lives under `home`."""
+    notebooks = sorted(map(str, folder.glob("*.ipynb")))
+    env = os.environ | {"JUPYTER_CONFIG_DIR": str(home / "config"), "JUPYTER_DATA_DIR": str(home / "data")}
+    subprocess.run([sys.executable, "-m", "jupyter", "trust", *notebooks], env=env, check=True, capture_output=True)
+
+
 def end_with_children(pid: int, patience: float = 5) -> None:
     """Ends a process and all it started, by their ids: first asked, then made to."""
     try:
