@@ -24,18 +24,19 @@
 # all of them, sends them to their owners, and updates *its own* N-th of the weights. Of the 2$\psi$ bytes that it
 # holds, it uses 2$\psi$/N. The rest has no use once the owner has it.
 #
-# At the end of this notebook a rank holds a gradient only from the moment in which backward computes it until its owner
-# has the sum. You will see gradients come and go during one backward pass, predict the most that is ever alive, and
-# measure it. And you will find that it costs nothing: what is sent is what DDP sends.
+# At the end of this notebook a rank holds a gradient of others only from the moment in which backward computes it until
+# its owner has the sum. You will see gradients come and go during one backward pass, predict the most that is ever
+# alive, and measure it. You will also measure what that costs: bytes sent, and calls.
 #
-# **Letters.** N is the number of ranks, $\psi$ the number of parameters of the model. Weights and gradients are
-# float16, 2 bytes each. A flat tensor is padded with zeros to N equal chunks: $\psi'$ counts the padding too.
+# **Letters.** N is the number of ranks, $\psi$ the number of parameters of the model. Where nothing else is said,
+# weights and gradients are float16, 2 bytes each. A flat tensor is padded with zeros to N equal chunks: $\psi'$ counts
+# the padding too, at most N-1 elements for each flat tensor.
 
 # %% tags=["parameters"]
 WORLD_SIZE = 4  # number of ranks (processes), at least 2
 DEVICE = "auto"  # "auto": one GPU per rank if there are enough, else the CPU
 SEED = 0
-BUCKET_BYTES = 200_000  # for gradients on their way, in most measurements: section 5
+BUCKET_BYTES = 100_000  # for float16 gradients on their way (section 5); twice that for float32
 
 # %% tags=["export"]
 import torch
@@ -79,9 +80,9 @@ print(f"psi = {PSI:,} in {PARAMETERS} parameters; all gradients: {2 * PSI:,} byt
 # itself. What else a tensor is for, `label` tells it; `Zero1` does that for its own tensors, and below a hook does it
 # for every `.grad` in the moment in which it appears.
 #
-# `one_step` runs on every rank, and leaves a `mark` before backward and before the optimizer's step. `live_gradients`
-# reads the gradient bytes off the record of the run: one number for each gradient that becomes ready, the most that was
-# alive until the next one is ready.
+# `one_step` runs on every rank, and leaves a `mark` before backward and before the optimizer's step. It also notes for
+# which gradients the step asks. `live_gradients` reads the gradient bytes off the record of the run: one number for
+# each gradient that becomes ready, the most that was alive until the next one is ready.
 
 
 # %%
@@ -102,10 +103,23 @@ def new_model(size, dtype=torch.float16):
     return model
 
 
+def padded(engine):
+    """psi': the elements of all flat weights."""
+    return sum(len(bucket.weights) for bucket in engine.buckets)
+
+
 def one_step(make_engine, size=DEEP):
-    """A training step on every rank. Returns the number of buckets and psi', psi with the padding."""
+    """A training step on every rank. Returns psi', and the bytes of gradients that step() reads."""
     model = new_model(size)
     engine = make_engine(model)
+    find, read = engine.gradient_of, {}  # by bucket: what is asked for twice counts once
+
+    def gradient_of(bucket):
+        gradient = find(bucket)
+        read[id(bucket)] = gradient.nbytes
+        return gradient
+
+    engine.gradient_of = gradient_of
     inputs, targets = part_of(0)
     with watch_layers(model):
         loss = loss_function(engine(inputs), targets)
@@ -114,7 +128,7 @@ def one_step(make_engine, size=DEEP):
         mark("step")
         engine.step()
         mark("end")
-    return len(engine.buckets), sum(len(bucket.weights) for bucket in engine.buckets)
+    return {"padded": padded(engine), "read": sum(read.values())}
 
 
 def live_gradients(run, rank=0):
@@ -137,7 +151,9 @@ def live_gradients(run, rank=0):
 most_1 = predict("most gradient bytes alive, ZeRO-1", unit="bytes", psi=PSI, N=WORLD_SIZE)
 
 # %%
-used = predict("gradient bytes that a rank's optimizer reads", unit="bytes", psi=PSI)
+used = predict(
+    "gradient bytes that a rank's optimizer reads", unit="bytes", psi=PSI, N=WORLD_SIZE
+)
 
 # %%
 zero1 = launch(one_step, WORLD_SIZE, args=(Zero1,), device=DEVICE)
@@ -145,7 +161,7 @@ live_1 = live_gradients(zero1)
 most_1.compare(max(live_1))
 
 # %%
-used.compare(2 * zero1.results[0][1] // WORLD_SIZE)
+used.compare(zero1.results[0]["read"])
 
 
 # %%
@@ -172,17 +188,16 @@ def in_the_step(run, rank=0):
 
 table(in_the_step(zero1), title=f"ZeRO-1, bytes on rank 0 of {WORLD_SIZE}")
 
+
 # %%
-shard = 2 * zero1.results[0][1] // WORLD_SIZE  # bytes: 2 psi'/N
-
-
 def draw(lines):
     """Curves in kB, over the gradients that are ready."""
     in_kb = {name: [each / 1e3 for each in line] for name, line in lines.items()}
     return curves(in_kb, xlabel="gradients ready", ylabel="kB of gradients alive")
 
 
-draw({"ZeRO-1": live_1, "read by the optimizer": [shard] * len(live_1)})
+read_1 = zero1.results[0]["read"]
+draw({"ZeRO-1": live_1, "read by the optimizer": [read_1] * len(live_1)})
 
 # %% [markdown]
 # Nearly a straight line: the flat tensors are there before the first gradient comes and after the last one has gone. The
@@ -288,9 +303,10 @@ table(
 )
 
 # %% [markdown]
-# The first way needs twice as much as ZeRO-1, the second N+1 times and a bit. At rest they would be ZeRO-2. But what
-# makes a run fail with "out of memory" is the **peak**, and it comes at the end of backward. A class that is called
-# ZeRO-2 and keeps a full flat buffer saves nothing. Published code does both.
+# At its peak the first way holds the gradients, one flat copy of them, and a chunk: 2 + 1/N times the 2$\psi$ of all
+# gradients, but for padding. The second holds N copies instead of one: N + 1 + 1/N times. ZeRO-1 holds 2$\psi$ and one
+# layer. At rest both would be ZeRO-2. But what makes a run fail with "out of memory" is the **peak**, and here it comes
+# at the end of backward. A class that is called ZeRO-2 and fills a full flat buffer has not lowered it.
 #
 # ## 4. Buckets that are freed, and when
 #
@@ -331,29 +347,33 @@ for wait_first in (True, False):
 print(f"alive on its way, after `del flat`: {alive:,} bytes; a chunk has 4,000")
 
 # %% [markdown]
-# Reading early gives NaN here, where everything comes late on purpose. On a quick machine it would give the right sum
-# on most days. And the second mistake is one of bookkeeping: `del flat` gave nothing back. The operation that is under
+# Reading early gives NaN here, where everything comes late on purpose. Elsewhere it may give the right sum for days.
+# And the second mistake is one of bookkeeping: `del flat` gave nothing back. The operation that is under
 # way holds on to its tensor, as it must; N chunks of 4,000 bytes and the copy of one are alive. So is a tensor of which
 # a *view* is kept. `bucket.flat[bucket.mine]` looks like a chunk, and keeps all N alive (lab 01, section 1).
 #
 # So for every bucket, in this order: start, wait, **add your chunk to a tensor of its own**, then let go of the flat
-# tensor *and* of the handle.
+# tensor *and* of the handle. A handle may refer to the tensor, too: whether it does is the communicator's affair.
 #
 # ## 5. The budget
 #
 # How much is then alive at one time, beside the chunks of 2$\psi'$/N? Let b be the bytes of a bucket.
 #
 # - One bucket is being **filled**: its flat tensor has b bytes from the first gradient on.
-# - One bucket is **travelling**. If we waited for it before the next one is opened, nothing would overlap (lab 05). So
-#   there are two flat tensors.
-# - Autograd has **just made** the gradients of a layer, which are not yet copied into their places. Unless a layer is
-#   larger than a bucket, that is at most b again.
+# - One bucket is **travelling**. If we waited for it before the next one is opened, almost nothing would overlap (lab
+#   05). So there are two flat tensors.
+# - Autograd has **just made** the gradients of a layer, which are not yet copied into their places: a weight and its
+#   bias come together. Unless a layer is larger than a bucket, that is at most b again.
 #
-# That makes 3b. `Zero2` therefore takes `bucket_bytes` as the budget for all three, and plans buckets of a third of it:
+# That makes 3b. `Zero2` therefore takes `bucket_bytes` as the budget for all three, and plans buckets of a third of it.
+# **If no layer is larger than a third of the budget**, then, but for the padding of two flat tensors,
 #
 # $$\text{gradients alive during backward} \;\le\; \frac{2\psi'}{N} + \text{bucket\_bytes} .$$
 #
-# A parameter larger than a third of the budget has a bucket to itself, and exceeds its share.
+# A parameter larger than a third of the budget has a bucket to itself. Then b is as large as the largest layer, and the
+# bound has three times that layer in place of the budget. (All this is for gradients that come in the order of the
+# plan, and for parameters of one layer each. A gradient that two layers share is held by autograd until both have added
+# to it. Question 3 is about a gradient that doesn't come.)
 #
 # There is nothing to gain from a budget that is only planned: somebody must keep it. If backward is faster than the
 # link, buckets queue up in front of it, and in the end all of them are alive: the full flat buffer again, in pieces.
@@ -367,8 +387,13 @@ print(f"alive on its way, after `del flat`: {alive:,} bytes; a chunk has 4,000")
 # **Predict.** For the GPT above and this budget: what is the most gradient bytes that are alive?
 
 # %%
-largest = max(2 * parameter.numel() for parameter in GPT(DEEP).parameters())
-print(f"bucket_bytes = {BUCKET_BYTES:,}; largest parameter: {largest:,} bytes")
+LARGEST = 2 * max(  # bytes of the largest layer: a weight and its bias
+    sum(each.numel() for each in layer.parameters(recurse=False))
+    for layer in GPT(DEEP).modules()
+)
+print(
+    f"bucket_bytes = {BUCKET_BYTES:,}; a third: {BUCKET_BYTES // 3:,}; largest layer: {LARGEST:,}"
+)
 most_2 = predict("most gradient bytes alive, ZeRO-2", unit="bytes", psi=PSI, N=WORLD_SIZE)
 
 # %% [markdown]
@@ -408,6 +433,11 @@ most_2 = predict("most gradient bytes alive, ZeRO-2", unit="bytes", psi=PSI, N=W
 # *Step 3. The budget.*
 # - `open(bucket)` makes `bucket.flat`: zeros, as large as the flat weights. Before that it lands travelling buckets,
 #   oldest first, until fewer than `self.most_flat` flat tensors are alive, or none is travelling.
+#
+# *Labels and handles.* Give `label("gradients", [...])` the chunks and the flat tensors: the curves of section 6 count
+# as gradients only what has that label. The check needs no label. It counts every byte that is alive, whatever it is
+# for. It leaves some room at the peak: whether the budget is kept to the byte you see in section 6. Let go of a handle
+# right after its bucket has landed, even where it seems to hold nothing: with another communicator it may.
 #
 # <details><summary>Hint 1: step 1</summary>
 #
@@ -457,8 +487,9 @@ most_2 = predict("most gradient bytes alive, ZeRO-2", unit="bytes", psi=PSI, N=W
 class Zero2(Zero):
     """Optimizer state and gradients are split over the ranks (Rajbhandari et al. 2020, section 5.2).
 
-    Holds 2 psi + 14 psi/N bytes in fp16, and `bucket_bytes` more during backward. Sends
-    2 psi (N-1)/N elements a step with one backward, and one number.
+    Holds 2 psi + 14 psi/N bytes in fp16. During backward at most `bucket_bytes` more, if no layer
+    is larger than a third of that. Sends 2 psi (N-1)/N elements a step with one backward, and one
+    number; padding, at most N-1 elements a bucket, comes on top of all.
     """
 
     def plan(self, bucket_bytes):
@@ -558,20 +589,21 @@ most_2.compare(max(live_2))
 table(in_the_step(zero2), title=f"ZeRO-2, bytes on rank 0 of {WORLD_SIZE}")
 
 # %%
+read_2 = zero2.results[0]["read"]
 draw(
     {
         "ZeRO-1": live_1,
         "ZeRO-2": live_2,
-        "budget": [shard + BUCKET_BYTES] * len(live_2),
-        "read by the optimizer": [shard] * len(live_2),
+        "bound": [read_2 + BUCKET_BYTES] * len(live_2),
+        "read by the optimizer": [read_2] * len(live_2),
     }
 )
 
 # %% [markdown]
 # The first bucket opens, and the second. From then on two are alive, and each time one opens, an older one lands and is
-# gone; the small teeth are the gradients on their way from autograd into a bucket. Backward could go on for a thousand
-# layers more at this height. The line stays a little below the budget, as the three shares are rarely all used to the
-# last byte at one time.
+# gone; the small teeth are the gradients on their way from autograd into a bucket. However many layers there are, what
+# is alive above the shard stays below the budget. If your line goes above the bound, look at step 3. It stays a little
+# below, as the three shares are rarely all used to the last byte at one time.
 #
 # In section 2 the shard was to grow from 0. Our engine makes all chunks when it is constructed, so the line begins at
 # 2$\psi'$/N: it keeps them between steps anyhow, and memory that is made once cannot be missing later (question 4).
@@ -596,7 +628,7 @@ class LetsGoEarly(Zero2):
 
 def three_answers(engine_class):
     """What step() says in each of three steps, and the scale after it."""
-    engine = engine_class(new_model(SMALL), bucket_bytes=60_000)
+    engine = engine_class(new_model(SMALL), bucket_bytes=BUCKET_BYTES)
     answers = []
     for step in range(3):
         engine.zero_grad()
@@ -637,13 +669,17 @@ swept = []
 for budget in BUDGETS:
     make_engine = partial(Zero2, bucket_bytes=budget)
     run = launch(one_step, WORLD_SIZE, args=(make_engine,), device=DEVICE)
+    all_gradients, most = 2 * run.results[0]["padded"], max(live_gradients(run))  # 2 psi'
+    outside = min(max(budget, 3 * LARGEST), all_gradients + LARGEST)
     swept.append(
         {
             "bucket_bytes": budget,
             "calls": run.traffic[0].by_operation["reduce_scatter"].calls,
+            "2 psi' (N-1)/N": all_gradients * (WORLD_SIZE - 1) // WORLD_SIZE,
             "sent": round(run.traffic[0].by_operation["reduce_scatter"].sent),
-            "at most, formula": shard + budget,
-            "most alive": max(live_gradients(run)),
+            "at most, formula": all_gradients // WORLD_SIZE + outside,
+            "most alive": most,
+            "less than ZeRO-1": "yes" if most < max(live_1) else "no",
         }
     )
 most_small.compare(swept[0]["most alive"])
@@ -652,7 +688,11 @@ most_small.compare(swept[0]["most alive"])
 most_large.compare(swept[-1]["most alive"])
 
 # %%
-table(swept, title=f"ZeRO-1, for comparison: {max(live_1):,} bytes alive, N = {WORLD_SIZE}")
+table(
+    swept,
+    equal=("2 psi' (N-1)/N", "sent"),
+    title=f"ZeRO-1, for comparison: {max(live_1):,} bytes alive, N = {WORLD_SIZE}",
+)
 
 # %%
 steps_against(
@@ -660,57 +700,63 @@ steps_against(
     {
         "ZeRO-2": [row["most alive"] / 1e3 for row in swept],
         "ZeRO-1": [max(live_1) / 1e3 for _ in swept],
-        "shard alone": [shard / 1e3 for _ in swept],
+        "shard alone": [read_2 / 1e3 for _ in swept],
     },
     xlabel="calls in a backward pass",
     ylabel="kB alive at the peak",
 )
 
 # %% [markdown]
-# Bytes sent: the same in every row. However you cut, every element goes once. What you choose is how much memory to
-# give for how few calls. The bound holds where no layer is larger than its share of the budget. With a budget of 1 byte
-# all are. Then the most that is alive is the shard and twice the largest layer: its gradients as autograd has just made
-# them, and their flat copies.
+# Bytes sent: 2$\psi'$(N-1)/N in every row. However you cut, every element goes once, and only the padding differs. What
+# you choose is how much memory to give for how few calls.
+#
+# With a budget of 1 byte every layer is larger than its share. What is alive then is the shard and, in this GPT, twice
+# the largest layer: its gradients as autograd has just made them, and their flat copies.
 #
 # ### When ZeRO-2 holds more than ZeRO-1
 #
 # Look at the last row. With 25 MiB, torch's default for DDP, the whole GPT is one bucket: the flat tensor holds all
 # gradients, as in ZeRO-1, **and the shard comes on top**. This ZeRO-2 needs *more* memory at its peak than ZeRO-1.
 # Nothing is wrong with the code, and at rest it has what it promises. If somebody reports that "ZeRO-2 uses more memory
-# than ZeRO-1", look at the size of the model, and at the size of the buckets. Exactly:
+# than ZeRO-1", look at the size of the model, and at the size of the buckets.
+#
+# The column "at most, formula" covers all rows. Let B be `bucket_bytes`, or three times the largest layer where that is
+# more. All flat tensors together never hold more than 2$\psi'$. So, but for the padding of two flat tensors:
 #
 # $$\text{ZeRO-1: } 2\psi' + \text{one layer}, \qquad \text{ZeRO-2: at most } \frac{2\psi'}{N} +
-# \min(\text{bucket\_bytes},\ 2\psi' + \text{one layer}) .$$
+# \min(B,\ 2\psi' + \text{one layer}) .$$
 #
-# The budget must be smaller than 2$\psi$(N-1)/N to save anything. For 7.5 billion parameters on 64 GPUs that is 14.8
-# GB, and a budget of 25 MiB is nothing. Only the models in a course are small enough to fall into this trap.
+# To be *sure* to save, keep B below 2$\psi$(N-1)/N. Above it you may still save, as the bound is not always reached:
+# the column "less than ZeRO-1" says where that is so. For 7.5 billion parameters on 64 GPUs 2$\psi$(N-1)/N is 14.8 GB,
+# and a budget of 1.5 GB is a tenth of that. For small models it is different. In fp16, up to 500 million parameters fit
+# into one bucket of 1 GB, DeepSpeed's default (section 13).
 #
 # ## 7. Ownership changes during backward
 #
 # The map of lab 06, for one step of your engine. Watch the rows G, the gradients: at rest each rank has its own, in its
 # colour. In backward gradients of *all* colours appear, on every rank, at the right end first: whoever computes a
 # gradient holds it, and it belongs to somebody else. They travel (hatched), and when they have landed each rank has only
-# its own again.
+# its own again. The course's small GPT has layers of the same size, so the same budget will do.
+
 
 # %%
-SMALL_BUDGET = 60_000
-
-
 def watched_step(engine_class):
-    engine = engine_class(new_model(SMALL), bucket_bytes=SMALL_BUDGET)
+    """A step that the map looks at. Returns the weights' fingerprint after it."""
+    engine = engine_class(new_model(SMALL), bucket_bytes=BUCKET_BYTES)
     with watch_layers(engine.module), watch_states(engine):
         inputs, targets = part_of(0)
         engine.backward(loss_function(engine(inputs), targets))
         engine.step()
+    return fingerprint(engine.module)
 
 
-def map_of(engine_class, title):
-    run = launch(watched_step, WORLD_SIZE, args=(engine_class,), device=DEVICE)
-    return shard_map(run, strategy="zero2", title=title)
+def watched(engine_class):
+    return launch(watched_step, WORLD_SIZE, args=(engine_class,), device=DEVICE)
 
 
 # %% tags=["picture"]
-show(map_of(Zero2, "your ZeRO-2"))
+watched_zero2 = watched(Zero2)
+show(shard_map(watched_zero2, strategy="zero2", title="your ZeRO-2"))
 
 # %% [markdown]
 # **A wrong one, to see how it looks.** This engine differs in one place: after a gradient has been copied into its
@@ -732,18 +778,23 @@ class KeepsGrad(Zero2):
         super().backward(loss)
 
 
-show(map_of(KeepsGrad, "a ZeRO-2 that keeps .grad"))
+watched_keeper = watched(KeepsGrad)
+show(shard_map(watched_keeper, strategy="zero2", title="a ZeRO-2 that keeps .grad"))
+
+# %%
+for name, run in (("Zero2", watched_zero2), ("KeepsGrad", watched_keeper)):
+    print(f"{name:9} weights after the step, rank by rank:", *run.results)
 
 # %% [markdown]
-# The rows of gradients fill from the right and stay full, in everybody's colours on every rank. The weights that come
-# out are the same to the last bit: only a look at memory tells the two engines apart. The check of the exercise looks
-# there, too: try `check("07.Zero2", KeepsGrad)` in a cell of your own.
+# The rows of gradients fill from the right and stay full, in everybody's colours on every rank. A fingerprint is made
+# of every bit of the weights (lab 03), and they are equal: only a look at memory tells the two engines apart. The check
+# of the exercise looks there, too: try `check("07.Zero2", KeepsGrad)` in a cell of your own.
 
 # %% [markdown]
-# ## 8. Predicted and measured: memory is free of charge
+# ## 8. Predicted and measured: what is held, and what is sent
 #
 # **Predict.** In bytes: what does a rank hold between two steps, with the course's small GPT? And what does it send in
-# a step, gradients and weights together? DDP's ring all-reduce sends 2 $\cdot$ 2$\psi$(N-1)/N.
+# a step, gradients and weights together?
 
 # %%
 psi = GPT(SMALL).parameter_count
@@ -752,29 +803,28 @@ held_2 = predict("bytes held between two steps, ZeRO-2", unit="bytes", psi=psi, 
 # %%
 sent_2 = predict("bytes sent in a step, ZeRO-2", unit="bytes", psi=psi, N=WORLD_SIZE)
 
+
 # %%
-STEPS = 2
-
-
-def train(engine_class, steps=STEPS):
-    """Some steps of the course's batch. Bytes of model states between two steps, and psi'."""
-    engine = engine_class(new_model(SMALL), bucket_bytes=SMALL_BUDGET)
+def train(engine_class, steps=2):
+    """Some steps of the course's batch. Returns what is alive after the last, psi', and `steps`."""
+    engine = engine_class(new_model(SMALL), bucket_bytes=BUCKET_BYTES)
     for step in range(steps):
         engine.zero_grad()
         inputs, targets = part_of(step, 24, 32)
         engine.backward(loss_function(engine(inputs), targets))
         engine.step()
-    return memory_so_far().at_end, sum(len(bucket.weights) for bucket in engine.buckets)
+    return {"memory": memory_so_far().at_end, "padded": padded(engine), "steps": steps}
 
 
-def sent_by(run, *operations, steps=STEPS):
+def sent_by(run, *operations):
     """Bytes that rank 0 sends in a step by these operations."""
     by_operation = run.traffic[0].by_operation
-    return sum(by_operation[op].sent for op in operations if op in by_operation) / steps
+    in_all = sum(by_operation[op].sent for op in operations if op in by_operation)
+    return in_all / run.results[0]["steps"]
 
 
 def held_by(run):
-    sample = run.results[0][0]
+    sample = run.results[0]["memory"]
     return sample.parameters + sample.gradients + sample.optimizer
 
 
@@ -791,11 +841,11 @@ table(
     [
         {
             "N": N,
-            "psi'": run.results[0][1],
-            "weights": run.results[0][0].parameters,
-            "gradients": run.results[0][0].gradients,
-            "optimizer": run.results[0][0].optimizer,
-            "2 psi' + 14 psi'/N": 2 * run.results[0][1] + 14 * run.results[0][1] // N,
+            "psi'": run.results[0]["padded"],
+            "weights": run.results[0]["memory"].parameters,
+            "gradients": run.results[0]["memory"].gradients,
+            "optimizer": run.results[0]["memory"].optimizer,
+            "2 psi' + 14 psi'/N": (2 * N + 14) * run.results[0]["padded"] // N,
             "held": held_by(run),
             "16 psi / held": 16 * psi / held_by(run),
         }
@@ -813,7 +863,7 @@ table(
             "N": N,
             "reduce_scatter": round(sent_by(run, "reduce_scatter")),
             "all_gather": round(sent_by(run, "all_gather")),
-            "2 * 2 psi' (N-1)/N": round(2 * 2 * run.results[0][1] * (N - 1) / N),
+            "2 * 2 psi' (N-1)/N": round(2 * 2 * run.results[0]["padded"] * (N - 1) / N),
             "sent": round(sent_by(run, "reduce_scatter", "all_gather")),
             "DDP's all-reduce": round(2 * theory.step_volume("ddp", psi, N).sent),
             "norm": round(sent_by(run, "all_reduce")),
@@ -825,13 +875,16 @@ table(
 )
 
 # %% [markdown]
-# What is sent is DDP's 2$\psi$(N-1)/N elements, but for the padding and one number of 8 bytes, which is what the
-# last column is about. An all-reduce *is* a reduce-scatter and an all-gather (lab 04). DDP runs both halves at once, on
-# the gradients. ZeRO puts the optimizer between them: the first half carries gradients, the second half the weights
-# that were updated from them.
+# What is sent is DDP's 2$\psi$(N-1)/N elements, but for the padding and one number, the norm. The number has 8 bytes,
+# and its all-reduce counts as 2(N-1)/N times 8: that is the column "norm", rounded. An all-reduce *is* a reduce-scatter
+# and an all-gather (lab 04). DDP runs one half right after the other, both on gradients. ZeRO puts the optimizer
+# between them: the first half carries gradients, the second half the weights that were updated from them.
 #
-# What is held falls towards 2$\psi$ when N grows: at most a factor of 8, where ZeRO-1 stops at 4. Your rings carry the
-# same, message by message:
+# Memory is paid for in another coin. There are two calls for each bucket, and a small budget makes many buckets. And
+# backward waits where the budget is used up.
+#
+# What is held falls towards 2$\psi$ when N grows: from 16$\psi$ less than a factor of 8, where ZeRO-1 stays below 4.
+# Your rings carry the same, message by message:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -843,18 +896,18 @@ def on_rings(model, **options):
 
 
 on_own = launch(train, N, args=(on_rings,), device=DEVICE)
-padded = on_own.results[0][1]
+elements = 2 * on_own.results[0]["padded"] * (N - 1) // N  # of gradients and of weights
 table(
     [
         {
             "rank": rank.rank,
-            "gradients, weights": 2 * 2 * padded * (N - 1) // N,
-            "norm": theory.ring_all_reduce_bytes(1, 8, N, rank.rank).sent,
-            "predicted": 2 * 2 * padded * (N - 1) // N
-            + theory.ring_all_reduce_bytes(1, 8, N, rank.rank).sent,
-            "sent": rank.by_operation["send"].sent // STEPS,
+            "gradients, weights": 2 * elements,
+            "norm": norm,
+            "predicted": 2 * elements + norm,
+            "sent": rank.by_operation["send"].sent // on_own.results[0]["steps"],
         }
         for rank in on_own.traffic
+        for norm in [theory.ring_all_reduce_bytes(1, 8, N, rank.rank).sent]
     ],
     equal=("predicted", "sent"),
     title="your rings, bytes sent in a step",
@@ -875,33 +928,36 @@ factor = predict("bytes sent with 4 micro-steps, divided by those with 1")
 
 # %%
 def accumulate(micro_steps):
-    """One step of several micro-steps. The most gradient bytes alive, and a sample of the weights."""
-    engine = Zero2(new_model(SMALL, torch.float32), eps=1e-4, bucket_bytes=SMALL_BUDGET)
+    """One step of several micro-steps. Returns the most gradient bytes alive, and some weights."""
+    model = new_model(SMALL, torch.float32)
+    engine = Zero2(model, eps=1e-4, bucket_bytes=2 * BUCKET_BYTES)
     for micro_step in range(micro_steps):
         inputs, targets = (
             part.tensor_split(micro_steps)[micro_step] for part in part_of(0, 48, 32)
         )
         engine.backward(loss_function(engine(inputs), targets) / micro_steps)
     engine.step()
-    return max(
-        sample.gradients for sample in memory_so_far().samples
-    ), engine.module.head.weight[0, :4].tolist()
+    most = max(sample.gradients for sample in memory_so_far().samples)
+    some = model.head.weight[0, :4].tolist()
+    return {"most": most, "weights": some, "padded": padded(engine), "steps": 1}
 
 
 micro = {k: launch(accumulate, WORLD_SIZE, args=(k,), device=DEVICE) for k in (1, 2, 4)}
-in_all = {k: sent_by(run, "reduce_scatter", "all_gather", steps=1) for k, run in micro.items()}
+in_all = {k: sent_by(run, "reduce_scatter", "all_gather") for k, run in micro.items()}
 factor.compare(in_all[4] / in_all[1])
 
 # %%
+N, psi_padded = WORLD_SIZE, micro[1].results[0]["padded"]
 table(
     [
         {
             "micro-steps": k,
             "reduce_scatter calls": run.traffic[0].by_operation["reduce_scatter"].calls,
-            "predicted": round((k + 1) * in_all[1] / 2),
+            "predicted": (k + 1) * 4 * psi_padded * (N - 1) // N,
             "sent": round(in_all[k]),
-            "DDP with no_sync": round(4 * theory.step_volume("ddp", psi, WORLD_SIZE).sent),
-            "most alive": run.results[0][0],
+            "DDP with no_sync": round(4 * theory.step_volume("ddp", psi, N).sent),
+            "at most, formula": 4 * psi_padded // N + 2 * BUCKET_BYTES,
+            "most alive": run.results[0]["most"],
         }
         for k, run in micro.items()
     ],
@@ -911,14 +967,18 @@ table(
 
 # %%
 for k, run in micro.items():
-    print(f"{k} micro-steps:", [round(weight, 6) for weight in run.results[0][1]])
+    print(f"{k} micro-steps:", [round(weight, 6) for weight in run.results[0]["weights"]])
 
 # %% [markdown]
-# Each backward reduces: k reduce-scatters and one all-gather, (k+1)/2 times the bytes of DDP with `no_sync`. The values
-# are the same. Must it be so? A gradient that is not sent must be kept, and it is one of all 2$\psi$ bytes: `no_sync`
-# *is* the full gradient buffer. So there is a choice, and engines offer both: send in every micro-step and hold
-# 2$\psi$/N, or send once and hold 2$\psi$ in between, as ZeRO-1 does. That the second way exists is one reason why
-# ZeRO-1 is still in use.
+# Each backward reduces all gradients once, and the step gathers all weights once. That makes k + 1 times
+# $\psi'$(N-1)/N elements, and (k+1)/2 times what DDP sends with `no_sync`, but for padding. The most that is alive does
+# not grow with k, and the bound of section 5 holds, in float32 with twice the budget. The values must be the
+# same but for rounding: compare the weights that are printed.
+#
+# Must it be so? A gradient that is not sent must be kept, and all $\psi$ of them are kept: `no_sync` *is* the full
+# gradient buffer. So there is a choice: send in every micro-step and hold an N-th of the gradients, or send once and
+# hold all of them in between, as a ZeRO-1 with `no_sync` could. With many micro-steps and a slow link that is a reason
+# to stay with ZeRO-1. Section 13 says which engines offer it.
 #
 # ## 10. Judged together
 #
@@ -930,7 +990,7 @@ for k, run in micro.items():
 # %%
 def norms():
     """The norm of this rank's chunks, the norm that the engine finds, and that of the gradients in one process."""
-    engine = Zero2(new_model(SMALL, torch.float32), bucket_bytes=SMALL_BUDGET)
+    engine = Zero2(new_model(SMALL, torch.float32), bucket_bytes=2 * BUCKET_BYTES)
     inputs, targets = part_of(0, 24, 32)
     engine.backward(loss_function(engine(inputs), targets))
     chunks = torch.cat([engine.gradient_of(bucket) for bucket in engine.buckets])
@@ -977,7 +1037,7 @@ class JudgesAlone(Zero2):
 
 def overflow_on_one_rank(engine_class):
     """What step() says, the scale after it, and whether any bit of the weights has changed."""
-    engine = engine_class(new_model(SMALL), bucket_bytes=SMALL_BUDGET)
+    engine = engine_class(new_model(SMALL), bucket_bytes=BUCKET_BYTES)
     if dist.get_rank() == dist.get_world_size() - 1:
         first = torch.zeros_like(engine.module.embedding.weight)
         first[0, 0] = torch.inf
@@ -1009,13 +1069,13 @@ table(
 )
 
 # %% [markdown]
-# The norm is inf when any element is, on any rank. So the one number that is sent for clipping settles the overflow
-# too. Note *where* it is looked for: after the reduction, in the sums. The sum of finite gradients can overflow as
-# well.
+# The norm is not finite when any element is not, on any rank. So the one number that is sent for clipping settles the
+# overflow too. Note *where* it is looked for: after the reduction, in the sums. The sum of finite gradients can
+# overflow as well.
 #
 # ## 11. The same numbers as before
 #
-# The values must be those of one process. Three steps in float32, clipped at a norm of 0.5, on five ways: one process
+# The values must be those of one process. Three steps in float32, clipped at a norm of 0.5, in five ways: one process
 # with the whole batch, torch's DDP with its `ZeroRedundancyOptimizer` (which is ZeRO-1), your `Zero1`, your `Zero2`,
 # and `Zero2` on your rings. (eps is $10^{-4}$ as in lab 06: Adam blows up rounding where a gradient is zero.)
 
@@ -1054,7 +1114,7 @@ class Torchs(torch.nn.Module):
 
 def three_steps(engine_class):
     """The loss of each step on this rank's part, and the weights, flat, on the CPU."""
-    options = {"lr": RATE, "eps": EPS, "max_norm": MAX_NORM, "bucket_bytes": SMALL_BUDGET}
+    options = {"lr": RATE, "eps": EPS, "max_norm": MAX_NORM, "bucket_bytes": 2 * BUCKET_BYTES}
     engine = engine_class(new_model(SMALL, torch.float32), **options)
     for step in range(3):
         engine.zero_grad()
@@ -1103,7 +1163,8 @@ record(
         held_formula=theory.model_state_bytes("zero2", psi, WORLD_SIZE),
         sent=sent_by(run, *operations),
         sent_formula=2 * theory.step_volume("zero2", psi, WORLD_SIZE).sent,
-        messages=sum(run.traffic[0].by_operation[op].calls for op in operations) // STEPS,
+        messages=sum(run.traffic[0].by_operation[op].calls for op in operations)
+        // run.results[0]["steps"],
         limited_by="weights, whole on every rank",
     )
 )
@@ -1121,9 +1182,9 @@ record(
 # - DeepSpeed fills buckets in the order in which gradients **arrive**, and sends what is there when the bucket is full.
 #   That needs no plan, and an unused parameter holds nobody up. But all ranks must have the same order. Yours asks for
 #   less: ranks may take different branches. The price: a bucket with a parameter that gets no gradient leaves only when
-#   backward is over, and with it all buckets behind. In such a step the budget is exceeded (question 3).
+#   backward is over, and with it all buckets behind. In such a step the budget may be exceeded (question 3).
 # - **FSDP** with `SHARD_GRAD_OP` (in FSDP2: `reshard_after_forward=False`) is called ZeRO-2, and is a little different:
-#   weights are sharded between two steps, gathered in forward, and kept until backward is over.
+#   weights are sharded between two steps, gathered in forward, and kept until their layer's backward is over.
 # - **Gradient accumulation.** FSDP's `no_sync()` and FSDP2's `set_requires_gradient_sync(False)` keep whole gradients
 #   between micro-steps: the choice of section 9. DeepSpeed does not offer it: with gradients partitioned (stages 2 and
 #   3) its `no_sync()` is an error.
@@ -1135,12 +1196,14 @@ record(
 #
 # Answer in a sentence or two, then compare with the solution.
 #
-# **Q1.** A model of 7.5 billion parameters, fp16, on 64 GPUs, with a budget of 200 MB. How many bytes of model states
-# does a GPU hold between two steps? What is the most gradient bytes alive during backward, with ZeRO-1 and with ZeRO-2?
+# **Q1.** A model of 7.5 billion parameters, fp16, on 64 GPUs. The budget is 1.5 GB, and no layer has more than 0.5 GB of
+# gradients. How many bytes of model states does a GPU hold between two steps? What is the most gradient bytes alive
+# during backward, with ZeRO-1 and with ZeRO-2?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-paper", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
-# 2$\psi$ + 14$\psi$/N = 15 GB + 1.64 GB = 16.6 GB, as in the paper's figure 1. Gradients: ZeRO-1 15 GB; ZeRO-2
-# 2$\psi$/N + 0.2 GB = 0.234 GB + 0.2 GB = 0.43 GB.
+# 2$\psi$ + 14$\psi$/N = 15 GB + 1.64 GB = 16.6 GB, as in the paper's figure 1. Gradients: with ZeRO-1 15 GB and one
+# layer. With ZeRO-2 at most 2$\psi$/N + 1.5 GB = 0.234 GB + 1.5 GB = 1.73 GB: no layer is larger than a third of the
+# budget, so the bound of section 5 holds.
 
 # %% [markdown]
 # **Q2.** Somebody frees the flat tensor right after `launch`, without a wait: "the operation keeps a reference, so the
@@ -1158,7 +1221,8 @@ record(
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-unused", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
 # The head's bucket is never complete, and all others wait behind it, because ranks must send in one order. After
 # backward it leaves with zeros in the head's place, then the others follow: the values are right. But until then all
-# flat tensors are alive, 2$\psi'$ and the shard, more than in ZeRO-1. `open` can land nothing, for nothing travels.
+# flat tensors are alive, nearly 2$\psi'$, and the shard: more than in ZeRO-1, unless the head is most of the model.
+# `open` can land nothing, for nothing travels.
 
 # %% [markdown]
 # **Q4.** A rank holds 2$\psi$/N of gradients between steps, though they are needed only from the first sum until the
