@@ -16,19 +16,22 @@
 # %% [markdown]
 # # 06 - ZeRO-1: every rank owns a part of the optimizer
 #
-# **You build:** `partition`, which decides who owns what, and `Zero1`, an engine in which every rank keeps one N-th of
-# the optimizer's state. **Time:** 75 to 90 minutes.
+# **You build:** `partition`, the rule that says who owns what, and `Zero1`, an engine in which every rank keeps one N-th
+# of the optimizer's state. **Time:** about two hours, 75 minutes of them for the exercises. Sections 11 and 13 can wait.
 #
 # **Where this stands.** Lab 05 ended with a fast data-parallel engine, and with 16 bytes per parameter on every rank.
 # 12 of them are the optimizer's: master weights and two moments, which no layer ever looks at (lab 01). Every rank
 # holds all of them, and in every step every rank makes the same update to them. N ranks do the same work N times, and
 # keep the result N times.
 #
-# At the end of this notebook each element of the optimizer's state exists **once**, on the rank that owns it. N ranks
-# hold 4 + 12/N bytes per parameter instead of 16, and send not one byte more than before, but for a single number. You
-# will have predicted and measured both to the byte, and your engine computes what one process alone would. This is the
-# first stage of ZeRO (Rajbhandari et al. 2020). Labs 07 and 08 do the same to gradients and weights, on top of the code
-# that you write here.
+# At the end of this notebook each element of the optimizer's state exists **once**, on the rank that owns it. Each of N
+# ranks holds 4 + 12/N bytes per parameter instead of 16. It sends as much as before, and besides only a single number
+# and a few elements of padding. You will have predicted and measured both to the byte, and your engine computes what
+# one process alone would.
+#
+# The idea is called **ZeRO**, the Zero Redundancy Optimizer (Rajbhandari et al. 2020): what is the same on all ranks is
+# split among them. It has three stages. Stage 1, this lab, splits the optimizer's state. Stage 2 splits the gradients
+# as well (lab 07), stage 3 the weights as well (lab 08). Both labs stand on the code that you write here.
 #
 # **Letters.** N is the number of ranks, psi the number of parameters (elements) of the model. Bytes are those of
 # mixed precision: 2 for an fp16 weight, 2 for an fp16 gradient, 4 + 4 + 4 for the optimizer.
@@ -49,7 +52,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from shardlab import reuse
+from shardlab import device, reuse
 from shardlab.communicator import Library
 from shardlab.meters import label
 from shardlab.pieces import Piece
@@ -58,11 +61,12 @@ from shardlab.pieces import Piece
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as TorchsDDP
 
-from shardlab import check, device, launch, predict, show, table, theory
+from shardlab import check, launch, predict, show, table, theory
 from shardlab.fingerprint import fingerprint, largest_difference
 from shardlab.ledger import LedgerRow, record
-from shardlab.meters import memory_so_far
+from shardlab.meters import mark, memory_so_far
 from shardlab.model import GPT, SMALL, loss_function
+from shardlab.records import Totals
 from shardlab.shard_map import shard_map, watch_states
 from shardlab.text import batch
 from shardlab.timeline import watch_layers
@@ -83,7 +87,8 @@ print(f"psi = {PSI:,} parameters, in {len(SIZES)} tensors of {min(SIZES)} to {ma
 #
 # Here is where the course stands: lab 05's `DistributedDataParallel` around the model, lab 01's `MixedPrecisionAdam`
 # behind it. The class puts the two into the shape of an engine: `engine(inputs)`, `engine.backward(loss)`,
-# `engine.step()`, `engine.zero_grad()`.
+# `engine.step()`, `engine.zero_grad()`. `label(kind, tensors)` tells the memory meter what tensors are for, so that it
+# can book their bytes by kind. It changes nothing else.
 
 # %%
 DistributedDataParallel = reuse("05_ddp_overlap").DistributedDataParallel
@@ -193,9 +198,10 @@ print("different optimizer states among the ranks:", len({bits for _, bits in ru
 
 # %% [markdown]
 # N bars of 16 bytes per parameter, and the upper three quarters of each bar are equal, to the last bit, on all ranks.
-# They have to be: the ranks start alike, and see the same averaged gradients.
+# They have to be: the ranks start alike, and see the same averaged gradients. (These gradients, and the weights, are
+# the lower quarter. They are equal on all ranks, too.)
 #
-# Which of it is *needed* everywhere? Each rank runs the whole model on its own part of the batch, so it needs all
+# What of all this is *needed* everywhere? Each rank runs the whole model on its own part of the batch, so it needs all
 # weights, and makes all gradients. But the optimizer's state is needed in one place only: where an element is updated.
 # And an update looks at nothing but its own element (a gradient, a master weight, two moments). So different ranks can
 # update different elements.
@@ -239,7 +245,7 @@ table(
 #
 # ### Exercise 06.partition
 #
-# *Difficulty: easy, with traps at the edges. Importance: high, labs 07 and 08 own by the same rule. Give it 15 minutes.*
+# *Difficulty: easy, with traps at the edges. Importance: high, labs 06 to 08 cut by this rule. Give it 15 minutes.*
 #
 # **Contract.** `partition(sizes, world_size)` gets the number of elements of each parameter. It returns a list with one
 # entry per rank: a list of the pieces that this rank owns. A piece is `(index, start, stop)`, elements `start` up to, but
@@ -328,17 +334,19 @@ owners(
 
 # %% [markdown]
 # Each strip is the whole model, parameter after parameter, to scale. In yours (if it cuts one long line) every rank owns
-# one stretch, and the stretches are equally long.
+# one stretch of $\lceil \psi / N \rceil$ elements. The last rank's is shorter where N does not divide $\psi$.
 #
 # ## 3. The first try
 #
 # First make it right, then make it cheap. The pieces below are given. Read them: your engine is made of them.
 #
-# `Bucket` is the long line, in memory. It makes one flat tensor, long enough for N equal chunks: if N does not divide
-# the elements, the last few are **padding**, zeros which belong to no parameter (N - 1 at most). It copies the
-# parameters there, and then makes each parameter a *view* of its place (`parameter.data = ...`). From then on the flat
-# tensor **is** the model's memory. Whatever is written into it, is in the model. `bucket.mine` is the slice that this
-# rank owns: chunk r of rank r, as the two halves of lab 04's ring want it.
+# `Bucket` is the long line of `partition`'s first hint, in memory, with the same chunks, rounded up. (It does not call
+# your `partition`, which may deal out pieces in any other balanced way. A bucket needs exactly one stretch for each
+# rank, in the order of ranks.) It makes one flat tensor, long enough for N equal chunks: if N does not divide the
+# elements, the last few are **padding**, zeros which belong to no parameter (N - 1 at most). It copies the parameters
+# there, and then makes each parameter a *view* of its place (`parameter.data = ...`). From then on the flat tensor
+# **is** the model's memory. Whatever is written into it, is in the model. `bucket.mine` is the slice that this rank
+# owns: chunk r of rank r, as the two halves of lab 04's ring want it.
 
 
 # %% tags=["export"]
@@ -388,7 +396,7 @@ class Bucket:
 #
 # Two lines in it are about memory. The fp32 master is made *from the chunk*, not from all weights and cut afterwards: a
 # full copy, even one that lives for a moment, is what must not exist when memory is short. And the update works in
-# place, with one temporary tensor as large as the chunk.
+# place, with one temporary tensor: an fp32 copy of the chunk's gradient.
 
 
 # %% tags=["export"]
@@ -415,7 +423,8 @@ class Shard:
         """One step (Loshchilov & Hutter 2019). `gradient` times `factor` is the true gradient."""
         lr, (beta1, beta2) = self.group["lr"], self.group["betas"]
         self.steps += 1
-        gradient = gradient.float() * factor  # to fp32 first, or small ones would become 0
+        # The one temporary. To fp32 first, or small gradients would become 0.
+        gradient = gradient.to(torch.float32, copy=True).mul_(factor)
         self.first_moment.lerp_(gradient, 1 - beta1)
         self.second_moment.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         deviation = torch.sqrt(self.second_moment, out=gradient)  # its memory is free now
@@ -653,7 +662,7 @@ print(
 # gradients are there twice. So bring the buckets and hooks back. Backward completes the last layers first. As soon as a
 # bucket of gradients is complete, its reduce-scatter starts, and backward goes on.
 #
-# Each bucket is cut into N chunks of its own, so every rank owns a bit of *every* bucket, not one stretch of the whole
+# Each bucket is cut into N chunks by itself, so every rank owns a bit of *every* bucket, not one stretch of the whole
 # model. That is on purpose. If rank 0 owned all of the last layers, then at the start of backward every rank would have
 # to send to rank 0, whose link would be the bottleneck, while the others' are idle (lab 04's naive way once more).
 #
@@ -759,8 +768,11 @@ table(
 # knows. Taken *before* the reduction, the squares would be of the wrong numbers: the norm of a mean is not the mean of
 # the norms. And finite numbers may overflow in the fp16 sum itself, which only shows afterwards.
 #
-# The number is a float64. Scaled fp16 gradients are up to 65504, their squares are beyond $4 \cdot 10^9$, and a sum of
-# billions of them must neither overflow nor lose its digits.
+# The number is a float64. In fp16 the square of anything from 256 on is inf: an overflow that is none. float32 has
+# room for the squares of fp16 gradients, and for the sum of as many as you like. But it has 24 binary digits, and a sum
+# of billions of squares loses what is small beside the sum. And gradients may be bf16 or fp32: then from
+# $1.8 \cdot 10^{19}$ on the square is too large for float32. float64 has room for the square of every finite one, and
+# 53 digits.
 #
 # ## 7. Your ZeRO-1
 #
@@ -768,8 +780,9 @@ table(
 #
 # *Difficulty: medium to hard, in small pieces. Importance: very high, labs 07 and 08 inherit it. Give it 60 minutes.*
 #
-# The exercise has two cells. `Zero` is what all stages of ZeRO share: at its end, fill in what a rank keeps of a
-# bucket, and the step. `Zero1` says how gradients travel in this stage. The check stands below the second.
+# The exercise has two cells. `Zero` is what all stages of ZeRO share. Most of it is given. Your turn are its last four
+# methods, marked "1 of 4" to "4 of 4": what a rank keeps of a bucket, and the step. `Zero1` says how gradients travel
+# in this stage, in six short methods. The check stands below the second cell.
 #
 # **What is given.** The constructor makes all ranks equal, plans buckets for each **parameter group** (lab 05's
 # `plan_buckets`, last layers first), and hangs a hook on every parameter. A group is a dict with its own `"params"`,
@@ -784,25 +797,30 @@ table(
 #   rank's own chunk of the weights, and of nothing else.
 # - `global_norm()` returns a float, the same on every rank: the norm over all buckets and ranks of the gradients as
 #   they are, scaled. `self.gradient_of(bucket)` is this rank's chunk. One `self.communicator.all_reduce` of one float64
-#   (not one per bucket). Not finite if any rank had an overflow. An engine may have no bucket at all; it still takes
-#   part.
+#   (not one per bucket). Not finite if any rank had an overflow.
 # - `step()`: on overflow calls `after_overflow()` (it halves the scale), changes nothing else, returns False. Else
 #   updates each bucket's shard, publishes, calls `after_step()`, returns True. `shard.update(gradient, factor)` wants
 #   the number by which the gradient is to be multiplied: one over the scale, and, if `self.max_norm` is not None, the
 #   clipping factor $\min(1, \text{max\_norm} / (\text{norm} + 10^{-6}))$, where the norm is that of the *true*
 #   gradients.
-# - `publish()`: every rank's chunk of every bucket reaches all ranks. Start all gathers before you wait for the first.
+# - `publish()`: every rank's chunk of every bucket reaches all ranks, before it returns.
 #
 # **Contract, second cell: `Zero1`.** Every rank holds a full-size `bucket.gradients` (fp16, in the layout of the
 # bucket's weights), from the start to the end. Between two backward passes this rank's own chunk holds the sum of what
 # all ranks sent so far, and all other chunks hold zeros.
 #
-# - `new_bucket`: the bucket of `super().new_bucket(...)`, and `bucket.gradients`. Label them as `"gradients"`.
+# - `new_bucket`: the bucket of `super().new_bucket(...)`, and `bucket.gradients`.
 # - `take(bucket, place, gradient)`: adds a gradient to its place (`bucket.view`).
-# - `launch(bucket)`: starts the bucket's reduction and keeps the handle. It must not wait.
+# - `launch(bucket)`: starts the bucket's reduction and keeps the handle. It must not wait. (An all-reduce brings the
+#   owner its sum as well, and passes. But the verdict says what it costs, and so do the tables of section 8.)
 # - `land(bucket)`: waits, and restores what is said above: the chunks of others hold partial sums now.
 # - `gradient_of(bucket)`: this rank's own chunk of the gradients.
 # - `zero_grad()`: everything is zero.
+#
+# **Wise, but nothing that the check insists on.** Label the gradients as `"gradients"`: section 8 reads their bytes by
+# that. Zero them in place. Drop a handle after its wait: it holds on to tensors. In `publish`, start all gathers before
+# you wait for the first, so that they can overlap. Compute the norm in float64: for the check's small models float32
+# would do.
 #
 # Why add, and why zeros? **Gradient accumulation.** Several backward passes may come before a step. The second one adds
 # to the first one's sum, which is on the owner. If other ranks' chunks still held what they have sent once, it would be
@@ -810,14 +828,14 @@ table(
 #
 # <details><summary>Hint 1: where to begin</summary>
 #
-# With `new_bucket` in both cells, two and three lines, then `take`, `launch`, `land`, `gradient_of`: these are
+# With `new_bucket` in both cells, a few lines each, then `take`, `launch`, `land`, `gradient_of`: these are
 # `Mended`, taken apart. Then `publish`, and a `step` without overflow and clipping. Run the check: it tells how far
 # that gets you.
 # </details>
 #
 # <details><summary>Hint 2: global_norm</summary>
 #
-# A tensor of one float64 zero on the model's device; for each bucket add the sum of squares of its chunk, computed in
+# A tensor of one float64 zero on the rank's `device()`; for each bucket add the sum of squares of its chunk, computed in
 # float64 (`torch.linalg.vector_norm(x, dtype=torch.float64) ** 2` does it); one all-reduce; wait; `.sqrt().item()`.
 # The empty sum is a zero that is sent all the same, so that all ranks make the same calls.
 # </details>
@@ -831,8 +849,8 @@ table(
 #
 # <details><summary>Hint 4: land</summary>
 #
-# `bucket.mine` is a slice with `.start` and `.stop`. What lies before it and what lies behind it becomes 0. Set
-# `bucket.handle` to None afterwards: a handle holds on to its tensors.
+# `bucket.mine` is a slice with `.start` and `.stop`. What lies before it and what lies behind it becomes 0, but only
+# after the wait: until then the tensor belongs to the operation.
 # </details>
 #
 # <details><summary>Hint 5: almost the answer</summary>
@@ -983,6 +1001,7 @@ class Zero(torch.nn.Module):
             for place, start, stop in bucket.pieces(part)
         ]
 
+    # Up to here all is given. Your turn, 1 of 4:
     def new_bucket(self, parameters, group):
         """A bucket with the optimizer state that this rank keeps of it, in `bucket.shard`."""
         ### BEGIN SOLUTION
@@ -991,12 +1010,12 @@ class Zero(torch.nn.Module):
         return bucket
         ### END SOLUTION
 
+    # Your turn, 2 of 4:
     @torch.no_grad()
     def global_norm(self):
         """The norm of all gradients, still scaled, on every rank. Not finite: some rank overflowed."""
         ### BEGIN SOLUTION
-        where = next(self.module.parameters()).device
-        total = torch.zeros(1, dtype=torch.float64, device=where)
+        total = torch.zeros(1, dtype=torch.float64, device=device())
         for bucket in self.buckets:
             own = self.gradient_of(bucket)
             total += torch.linalg.vector_norm(own, dtype=torch.float64) ** 2
@@ -1004,6 +1023,7 @@ class Zero(torch.nn.Module):
         return total.sqrt().item()
         ### END SOLUTION
 
+    # Your turn, 3 of 4:
     @torch.no_grad()
     def step(self):
         """An AdamW step on every rank's own part, and True. Overflow on any: no change, and False."""
@@ -1022,6 +1042,7 @@ class Zero(torch.nn.Module):
         return True
         ### END SOLUTION
 
+    # Your turn, 4 of 4:
     def publish(self):
         """Every rank gets every part of the updated weights."""
         ### BEGIN SOLUTION
@@ -1093,8 +1114,8 @@ check("06.Zero1", Zero1)
 # %% [markdown]
 # ## 8. Predicted and measured
 #
-# **When does a bucket leave?** Below, the gradients and the reductions of one backward pass on rank 0, in the order in
-# which they came.
+# **When does a bucket leave?** Below, one backward pass on rank 0. A mark on its time line says when the engine called
+# your `launch`, and we count the gradients that were ready by then.
 
 
 # %%
@@ -1106,6 +1127,13 @@ def zero1(model, communicator=Library, **options):
 
 def watch_one_backward():
     engine = zero1(new_model())
+    launch_bucket = engine.launch
+
+    def marked(bucket):
+        mark("a bucket leaves")
+        launch_bucket(bucket)
+
+    engine.launch = marked
     inputs, targets = part_of(0)
     with watch_layers(engine):
         engine.backward(loss_function(engine(inputs), targets))
@@ -1114,7 +1142,7 @@ def watch_one_backward():
 
 run = launch(watch_one_backward, WORLD_SIZE, device=DEVICE)
 IN_BUCKETS = run.results[0]  # elements
-reductions = [call for call in run.calls[0] if call.op == "reduce_scatter"]
+left = [each.time for each in run.events if each.rank == 0 and each.kind == "mark"]
 table(
     [
         {
@@ -1122,15 +1150,18 @@ table(
             "elements": size,
             "with padding": theory.padded_size(size, WORLD_SIZE),
             "gradients ready when it left": sum(
-                gradient.ready < call.issued for gradient in run.gradients[0]
+                gradient.ready < time for gradient in run.gradients[0]
             ),
             "of": len(run.gradients[0]),
         }
-        for number, (size, call) in enumerate(zip(IN_BUCKETS, reductions, strict=True))
+        for number, (size, time) in enumerate(zip(IN_BUCKETS, left, strict=True))
     ]
 )
 
 # %% [markdown]
+# All buckets but the last left while backward was still at work. Only the last one had to wait for the last gradient,
+# which is in it.
+#
 # **Bytes held.** The weights and gradients are whole, the rest is one N-th:
 #
 # $$4\psi' + \frac{12\,\psi'}{N} .$$
@@ -1223,29 +1254,34 @@ table(
 runs["ZeRO-1"] = launch(train, WORLD_SIZE, args=(zero1,), device=DEVICE)
 share = (WORLD_SIZE - 1) / WORLD_SIZE
 expected = {
-    "reduce_scatter": (len(reductions), 2 * PADDED * share),
+    "reduce_scatter": (len(IN_BUCKETS), 2 * PADDED * share),
     "all_reduce": (1, 2 * 8 * share),
-    "all_gather": (len(reductions), 2 * PADDED * share),
+    "all_gather": (len(IN_BUCKETS), 2 * PADDED * share),
 }
-sent = runs["ZeRO-1"].traffic[0].by_operation
+booked = runs["ZeRO-1"].traffic[0].by_operation
 table(
     [
         {
             "operation": op,
             "calls predicted": calls,
-            "calls a step": sent[op].calls // STEPS,
+            "calls a step": of_op.calls // STEPS,
             "bytes predicted": size,
-            "bytes sent a step": sent[op].sent / STEPS,
+            "bytes sent a step": of_op.sent / STEPS,
         }
         for op, (calls, size) in expected.items()
+        for of_op in [booked.get(op, Totals())]
     ],
     equal=("bytes predicted", "bytes sent a step"),
     title="the library, booked",
 )
 
 # %% [markdown]
+# (If your `launch` starts an all-reduce, the last column says NO, here and below: it sends twice what a reduce-scatter
+# does.)
+#
 # **Gradient accumulation** has a price here. Each backward pass reduces, so k micro-steps send k reduce-scatters and
-# one all-gather: $(k+1)\,\psi\frac{N-1}{N}$ elements a step instead of $2\psi\frac{N-1}{N}$.
+# one all-gather: $(k+1)\,\psi'\frac{N-1}{N}$ elements a step instead of $2\psi'\frac{N-1}{N}$. Here in bytes, with
+# the one number:
 
 
 # %%
@@ -1261,15 +1297,20 @@ def several_backwards(micro_steps):
 rows = []
 for k in (1, 4):
     run = launch(several_backwards, WORLD_SIZE, args=(k,), device=DEVICE)
-    sent = run.traffic[0].by_operation
     rows.append(
         {
             "micro-steps": k,
-            "elements predicted": round((k + 1) * PADDED * share),
-            "elements sent": round((sent["reduce_scatter"].sent + sent["all_gather"].sent) / 2),
+            "bytes predicted": round((k + 1) * 2 * PADDED * share + 2 * 8 * share),
+            "bytes sent": round(
+                sum(call.sent for call in run.calls[0] if call.op != "broadcast")
+            ),
         }
     )
-table(rows, equal=("elements predicted", "elements sent"))
+table(
+    rows,
+    equal=("bytes predicted", "bytes sent"),
+    title="a step; without the broadcasts that make the models equal",
+)
 
 # %% [markdown]
 # Question 4 asks whether it must.
@@ -1397,7 +1438,9 @@ curves(
 #   rank 0 after one step would pass. From the second step on its gradients come from wrong models, too.
 # - **The local norm.** The ranks agree **to the last bit**, for all of them get the same chunks from the same owners. And
 #   all of them are wrong, alike. A fingerprint of the replicas, the alarm bell of lab 03, does not ring. Equal is not
-#   right.
+#   right. (The model is fp32 here, and nothing overflows. In fp16 the local norm would break the verdict on overflow as
+#   well. A rank that alone sees an inf skips the step, the others update and gather, and it does not come to their
+#   gathers.)
 # - **Yours** stays within rounding of one process.
 #
 # ## 11. Groups, a schedule, and three other engines
@@ -1565,8 +1608,11 @@ table(
 # %% [markdown]
 # torch's `ZeroRedundancyOptimizer` hands out whole parameters, the largest first, each to the rank that owns least, so
 # its parts are nearly equal for this model. It leaves the gradients to DDP, an all-reduce, and broadcasts each owner's
-# weights afterwards: that is our first try, $3\psi$ on average. (The library's broadcast is booked as a chain, in which
-# the last rank passes nothing on; so the ranks' figures differ.)
+# weights afterwards: that is our first try, $3\psi\frac{N-1}{N}$ on average. (The library's broadcast is booked as a
+# chain, in which the last rank passes nothing on; so the ranks' figures differ.)
+#
+# Yours are $2\psi'\frac{N-1}{N}$ elements, and the one number. Its all-reduce sends $2 \cdot 8\,\frac{N-1}{N}$ bytes, as
+# much as $4\,\frac{N-1}{N}$ elements of fp32: 3 of them with N = 4, in the last digit above.
 #
 # ## 12. The ledger
 #
@@ -1613,9 +1659,10 @@ record(
 )
 
 # %% [markdown]
-# A quarter to a half of what DDP holds, for the same bytes on the wire. (The few bytes over the formula are the one
-# number, and padding where N does not divide the buckets.) What is left is $4\psi$, of which $2\psi$ are gradients. A
-# rank still keeps all of them until the step, and reads one N-th. In lab 07 they go.
+# ZeRO-1 holds $(4 + 12/N)/16$ of what DDP holds: 5/8 with N = 2, 7/16 with N = 4, 1/4 in the limit. And it sends the
+# same bytes. (The few over the formula are the one number, and padding where N does not divide the buckets.) What does
+# not shrink with N are $4\psi$ bytes, and $2\psi$ of them are gradients. A rank still keeps all gradients until the
+# step, and reads one N-th. In lab 07 the others go.
 #
 # ## 13. What production systems do differently
 #
@@ -1626,8 +1673,9 @@ record(
 #   each during backward, and gathers the weights. It can delay the gather, and overlap it with the *next* forward
 #   (`--overlap-param-gather`): layer by layer the weights arrive just before they are needed. Your `publish` waits for
 #   all of them.
-# - **torch's `ZeroRedundancyOptimizer`** hands out whole parameters, works with any optimizer, and sends $3\psi$. With
-#   `overlap_with_ddp=True` each rank updates and broadcasts its part while backward still runs.
+# - **torch's `ZeroRedundancyOptimizer`** hands out whole parameters, works with any optimizer, and (with DDP)
+#   sends $3\psi\frac{N-1}{N}$ elements. With `overlap_with_ddp=True` each rank updates and broadcasts its part while
+#   backward still runs.
 # - **fp32 gradients.** Megatron can sum gradients in fp32, which costs 4 bytes instead of 2 to hold and to send.
 #   16 bytes per parameter then become 18.
 # - **The number stays on the GPU.** `.item()` makes the CPU wait for the GPU in each step. Fused optimizers take the
@@ -1640,11 +1688,12 @@ record(
 # Answer in a sentence or two, then compare with the solution.
 #
 # **Q1.** A model of 7.5 billion parameters takes 120 GB with DDP. How much does ZeRO-1 take on 4, on 64, and on
-# infinitely many GPUs? What does a GPU with 80 GB allow?
+# infinitely many GPUs? How many GPUs of 80 GB must there be at least, if they are to hold the states and nothing else?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "question-limit", "locked": false, "points": 1, "schema_version": 3, "solution": true, "task": false}
-# 4 psi = 30 GB and 12 psi / N: 90/4 = 22.5 GB, in all 52.5 GB on 4 GPUs; 31.4 GB on 64; 30 GB in the limit. On 80 GB, 4
-# GPUs are enough for the states (already 2 would do: 75 GB, with next to nothing left for activations).
+# On each GPU 4 psi = 30 GB and 12 psi / N: 90/4 = 22.5 GB, in all 52.5 GB on 4 GPUs; 31.4 GB on 64; 30 GB in the limit.
+# 30 + 90/N is at most 80 from N = 1.8 on, so 2 GPUs hold the states: 75 GB each. That leaves 5 GB for activations; with
+# 4 GPUs 27.5 GB are left.
 
 # %% [markdown]
 # **Q2.** Why does the engine compute the norm from the owners' chunks *after* the reduction, and not on each rank from
