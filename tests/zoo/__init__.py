@@ -73,9 +73,9 @@ MODULES = {
         "ring_right_ways",
     ),
     "05": ("overlap_plans", "overlap_right", "overlap_right_more", "overlap_wrong", "overlap_wrong_accumulation"),
-    "06": ("zero1_partition", "zero1_wrong", "zero1_wrong_more", "zero1_right"),
-    "07": ("zero2_wrong", "zero2_wrong_more", "zero2_wrong_state", "zero2_right"),
-    "08": ("zero3_wrong", "zero3_wrong_weights", "zero3_wrong_more", "zero3_right"),
+    "06": ("zero1_partition", "zero1_wrong", "zero1_wrong_more", "zero1_wrong_held", "zero1_right"),
+    "07": ("zero2_wrong", "zero2_wrong_more", "zero2_wrong_state", "zero2_wrong_held", "zero2_right"),
+    "08": ("zero3_wrong", "zero3_wrong_weights", "zero3_wrong_more", "zero3_wrong_held", "zero3_right"),
 }
 
 

@@ -18,12 +18,21 @@ PARTITION = "06.partition"
 def partition(solution: Callable) -> str:
     check_signature(PARTITION, solution, ["sizes", "world_size"], look="")
     cases = partition_cases()
-    trial = observe(PARTITION, solution, cases, 1, meter=False)
+    trial = observe(PARTITION, solution, cases, 2, meter=False)
     for index, case in enumerate(cases):
-        for one in trial.observations(index) or []:
+        seen = trial.observations(index) or []
+        for one in seen:
             finding = one.judged.finding
             if finding:
                 raise trial.failed(index, "values", f"{case.name}: {finding.seen}", finding.expected, finding.look)
+        if len({one.judged.digest for one in seen}) > 1:
+            said = (
+                f"{case.name}: two processes that were asked the same got {' and '.join(o.judged.digest for o in seen)}"
+            )
+            goal = "the same on every rank: it follows from sizes and world_size alone"
+            raise trial.failed(
+                index, "values", said, goal, "nothing random, no rank, no process id, no global variable"
+            )
     ended_well(trial)
     most = max(case.world_size for case in cases)
     return lines(

@@ -71,7 +71,7 @@ class ZeroCase:
     measured: live bytes are looked at. plugged: the order of events is looked at. With either it gets a communicator of
     the check's own. watched: it is looked for tensors that are used too early. steady: the same batch in every step.
     peeked: the model is evaluated after each step. accepts: names of variations (zero_mirror.py) that are right here,
-    too.
+    too. rest: (a, b) where a + b / N bytes should be held at rest.
     """
 
     about: str
@@ -87,6 +87,7 @@ class ZeroCase:
     steady: bool = False
     peeked: bool = False
     accepts: tuple[str, ...] = ()
+    rest: tuple[float, float] = (0.0, 0.0)
 
     @property
     def name(self) -> str:

@@ -12,26 +12,35 @@ from .observe import Trial, check_signature, observe
 from .overlap_calls import apart
 from .zero_cases import DEFAULTS, ZeroCase
 from .zero_haste import hasty
-from .zero_held import HeldJudge, Sizes
+from .zero_held import HeldJudge
 from .zero_judge import Judge
 from .zero_lives import CHAIN, ORDER, first, many, paired, single, values
+from .zero_models import Sizes
 from .zero_play import Played, Player
 from .zero_sent import SentJudge
 from .zero_stage import Stage
 
-ALIKE = "the same calls on every rank, in one order; did one rank skip the step while others made it? All decide alike"
+ALIKE = (
+    "the same calls on every rank, in one order: a bucket without gradients sends zeros, then the one number of the"
+    " norm; did one rank skip the step while others made it?"
+)
+FREED = (  # what torch says of memory that is not there
+    "is out of bounds for storage of size 0",
+    "storage of size 0",
+    "vec (0)",
+)
 OPTIONS = [*DEFAULTS, "groups", "bucket_bytes", "communicator"]
 
 
 def judge_engine(stage: Stage, solution: Any) -> str:
     """Raises CheckFailed at the first fault, and returns the lines of the verdict otherwise."""
     _check_class(stage, solution)
-    trials = [_trial(stage, solution, first(), 3, late=False)]
+    trials = [_trial(stage, solution, first(stage), 3, late=False)]
     # Messages that complete late make rings wait at every step, for seconds: those are lab 04's affair.
     late = not _by_messages(trials[0])
     trials.append(_trial(stage, solution, values(stage), 3, late))
-    trials.append(_trial(stage, solution, paired(), 2, late=True))
-    trials.append(_trial(stage, solution, many(), 5, late=False))
+    trials.append(_trial(stage, solution, paired(stage), 2, late=True))
+    trials.append(_trial(stage, solution, many(stage), 5, late=False))
     trials.append(_trial(stage, solution, single(), 1, late=False))
     index = next(place for place, case in enumerate(trials[0].cases) if case.name == CHAIN)
     case = trials[0].cases[index]
@@ -103,8 +112,17 @@ def _trial(stage: Stage, solution: Callable, cases: Sequence[ZeroCase], n: int, 
         ended_well(trial)
     except CheckFailed as failed:
         broken = next((index for index in range(len(cases)) if not _played(trial, index)), 0)
-        raise hasty(trial, broken, Player(solution), failed, late) or failed from None
+        raise hasty(trial, broken, Player(solution), failed, late) or _freed(failed) or failed from None
     return trial
+
+
+def _freed(failed: CheckFailed) -> CheckFailed | None:
+    """Other words for a crash over weights that had been let go."""
+    if failed.reason != "crash" or not any(words in failed.seen for words in FREED):
+        return None
+    goal = "weights are whole while their layer runs, forward and backward: gathered before, let go after"
+    look = "forward or backward read freed weights: gather again before a layer's backward; is each user counted?"
+    return CheckFailed(failed.exercise, "crash", failed.seen, goal, f"{look} {failed.look}".strip())
 
 
 def _by_messages(trial: Trial) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .zero_mirror import VARIATIONS, expected
+from .zero_stage import ZERO3
 
 if TYPE_CHECKING:
     from .zero_judge import Judge
@@ -77,5 +78,10 @@ def _stale(judge: Judge, number: int, rank: int, place: int, element: int) -> st
         torch.equal(judge.step(other, number).weights[place], judge.before(other, number, place))
         for other in range(len(judge.played))
     ):
+        if judge.trial.exercise == ZERO3.exercise:
+            return (
+                "it moves on no rank: weights that were whole, or on their way, outlived the step and are old now; or"
+                " nobody owns it"
+            )
         return "it moves on no rank: who owns it, and is what that rank updates the memory that the model uses?"
     return ""

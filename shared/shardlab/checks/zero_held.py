@@ -9,43 +9,18 @@ from ..errors import CheckFailed
 from .observe import Trial
 from .zero_cases import ZeroCase
 from .zero_memory import Held
-from .zero_models import LAYERS, SIDE, parameters_of
+from .zero_models import Sizes
 from .zero_play import Played
 from .zero_stage import GRADIENT, OPTIMIZER, WEIGHT, Stage
 
 EXTRA_GRADIENT = 2  # bytes: a shard of gradients may be fp32
-PER_PARAMETER = 96  # bytes: step counts that are tensors, padding, and the like
+PER_PARAMETER = 96  # bytes: step counts that are tensors, padding of flat parts, and the like
+PADDING = 1 / 28  # of what is split, where whole rows of a matrix are
+ROOM = 1 / 16  # bytes per element of the model, at rest
 BUCKETS = 4  # of gradients outside the shard: one fills, one or two travel, one is a copy in another order
 UNITS = 5  # gathered at a time: the layer that runs, two ahead, the last one, and one that is just let go
 KEPT = 3  # of them, between forward and backward
 TEMPORARIES = 12  # bytes per element of a shard, while it is updated
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of a chain. psi: elements that are trained; frozen: those that are not. largest: of one parameter; unit: of one
-    layer. count: parameters. activations: bytes, at most.
-    """
-
-    psi: int
-    frozen: int
-    largest: int
-    unit: int
-    count: int
-    activations: int
-
-    @classmethod
-    def of(cls, case: ZeroCase) -> Sizes:
-        parameters = list(parameters_of(case.kind, case.torch_dtype).values())
-        sizes = [each.numel() for each in parameters]
-        psi = sum(each.numel() for each in parameters if each.requires_grad)
-        # Every layer's input and output, forward and backward, in 2 bytes; and float32 of the loss.
-        activations = 4 * 2 * LAYERS * SIDE + 64 * SIDE
-        return cls(psi, sum(sizes) - psi, max(sizes), sum(sizes) // LAYERS, len(sizes), activations)
-
-    @property
-    def all(self) -> int:
-        return self.psi + self.frozen
 
 
 @dataclass(frozen=True)
@@ -60,6 +35,12 @@ class HeldJudge:
 
     def all(self) -> None:
         sizes = Sizes.of(self.case)
+        for rank, one in enumerate(self.played):
+            for held in one.held:
+                if held.dangling:
+                    said = f"{_AFTER[held.moment]}, on rank {rank}, '{held.dangling}' has a shape and no memory"
+                    goal = "a parameter whose weights are let go is torch.empty(0): reading it would end the process"
+                    raise self._failed(said, goal, "where the storage becomes empty, parameter.data does, too")
         for number in range(min(len(one.held) for one in self.played)):
             self._live(sizes, [one.held[number] for one in self.played])
             self._peaks(sizes, number)
@@ -69,13 +50,15 @@ class HeldJudge:
         moment = held[0].moment
         if moment == "step":
             self._enough(sizes, held)
-        most = self.at_rest(sizes)
+        more = 0.0
         if moment == "forward":
-            most += self.gathered(sizes, KEPT) + sizes.activations
+            more = self.gathered(sizes, KEPT) + sizes.activations
         room = (self.stage.split() + EXTRA_GRADIENT) * sizes.largest
         worst = max(range(self.n), key=lambda rank: held[rank].live)
-        if sum(one.live for one in held) / self.n <= most and held[worst].live <= most + room:
-            return
+        mean = sum(one.live for one in held) / self.n
+        for low, high in self.at_rest(sizes):
+            if low <= mean <= high + more and held[worst].live <= high + more + room:
+                return
         psi, one = sizes.psi, held[worst]
         kinds = (("weights", one.weights), (".grad", one.gradients), ("everything else", one.others))
         told = ", ".join(f"{name} {size / psi:.2f}" for name, size in kinds)
@@ -108,6 +91,8 @@ class HeldJudge:
         if held.others > 0.8 * OPTIMIZER * psi and self.n > 1:
             own = f"{OPTIMIZER} psi/N = {OPTIMIZER / self.n:.2f} psi"
             return f"this rank holds optimizer state of the whole model, {OPTIMIZER} psi bytes; its own is {own}"
+        if stage.splits("parameters"):
+            return "memory of gathered weights that was not let go (storage.resize_(0)); flat gradients, others' state"
         return "what is kept beside the weights: flat gradients, copies of weights, state of others' elements"
 
     def _peaks(self, sizes: Sizes, number: int) -> None:
@@ -153,12 +138,17 @@ class HeldJudge:
     def n(self) -> int:
         return self.trial.world_size
 
-    def at_rest(self, sizes: Sizes) -> float:
-        """The formula, on average over the ranks, with a little room."""
-        split = self.stage.split() + EXTRA_GRADIENT
-        assert self.case.bucket_bytes is not None
-        room = PER_PARAMETER * sizes.count + self.case.bucket_bytes  # what the last operation leaves behind
-        return self.stage.whole() * sizes.psi + split * sizes.psi / self.n + self._frozen(sizes) + room
+    def at_rest(self, sizes: Sizes) -> list[tuple[float, float]]:
+        """(low, high): ranges of bytes, on average over the ranks. The formula; or that with a shard of gradients in
+        float32, and nothing in between."""
+        formula = self.stage.held(sizes.psi, self.n) + self._frozen(sizes)
+        room = PER_PARAMETER * sizes.count + ROOM * sizes.psi
+        padding = PADDING * self.stage.split() * sizes.psi / self.n
+        ranges = [(0.0, formula + room + padding)]
+        if self.stage.splits("gradients"):
+            wide = formula + EXTRA_GRADIENT * sizes.psi / self.n
+            ranges.append((wide - ROOM * sizes.psi, wide + room))
+        return ranges
 
     def _frozen(self, sizes: Sizes) -> float:
         return WEIGHT * sizes.frozen / (self.n if self.stage.splits("parameters") else 1)
@@ -170,7 +160,8 @@ class HeldJudge:
         """Bytes of gradients outside the shard."""
         if not self.stage.splits("gradients"):
             return GRADIENT * sizes.psi + GRADIENT * 2 * sizes.largest
-        assert self.case.bucket_bytes is not None
+        if self.case.bucket_bytes is None:
+            return GRADIENT * sizes.psi
         return BUCKETS * self.case.bucket_bytes + 2 * GRADIENT * sizes.largest
 
     def _stepping(self, sizes: Sizes) -> float:

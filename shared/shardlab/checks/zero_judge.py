@@ -72,6 +72,9 @@ class Judge:
                 if not torch.equal(seen, wanted):
                     held = "still this rank's own" if torch.equal(seen, own[name]) else numbers(seen)
                     look = "rank 0's parameters and buffers are broadcast when the engine is made, before they are cut"
+                    other = seen[seen != wanted].nan_to_num(0.0)
+                    if not bool(other.any()):
+                        look = "memory that nobody wrote to: each rank puts its own part in its place before all_gather"
                     said = f"after construction '{name}' is {held}"
                     raise self.failed("values", rank, said, f"rank 0's: {numbers(wanted)}", look)
 
@@ -86,10 +89,16 @@ class Judge:
             said = [f"rank {rank} {'stepped' if answer else 'skipped'}" for rank, answer in enumerate(answers)]
             told = f"{self.when(number)}: {bad or 'all gradients are finite'}; {', '.join(said[:4])}"
             rule = "False, on every rank: inf or NaN in any gradient of any rank is an overflow"
-            look = "the verdict is agreed on: one all-reduce over what each rank sees in its own part"
-            raise self.failed(
-                "values", wrong[0], told, rule if wanted.overflow else "True: a step", look if wanted.overflow else ""
+            look = (
+                "the verdict is agreed on: one all-reduce over what each rank sees in its own part; inf counts as well"
+                " as nan (isfinite), and also where max_norm is None"
             )
+            if not wanted.overflow:
+                look = (
+                    "nan marks memory that nobody wrote to (padding and missing gradients are zeros), or that was read"
+                    " before wait()"
+                )
+            raise self.failed("values", wrong[0], told, rule if wanted.overflow else "True: a step", look)
         for rank in range(len(self.played)):
             scale = self.step(rank, number).scale
             if scale != wanted.scale:

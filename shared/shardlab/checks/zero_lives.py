@@ -5,25 +5,42 @@ What takes time is the number of collectives: models are small, and each case ha
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .zero_cases import DECAYING, INF, NAN, PLAIN, Bad, Micro, Step, ZeroCase
-from .zero_models import SIDE
-from .zero_stage import Stage
+from .zero_models import SIDE, Sizes
+from .zero_stage import WEIGHT, Stage
 
 CHAIN = "16 layers of 64 x 64, bfloat16"
 ORDER = "16 layers, with a communicator of the check's own"
 LAYER = 2 * SIDE * (SIDE + 1)  # bytes of a chain's layer, and of a bucket: in its weights all buckets are a sixteenth
 GOOD = Step()
+NOTHING = Step(())  # no backward
 TWICE = Step((Micro(), Micro()))
 SLOWLY = {"lr": 2.0**-6, "eps": 2.0**-6}
 
 
-def first() -> list[ZeroCase]:
+def first(stage: Stage) -> list[ZeroCase]:
     """What most wrong engines fail in. Completions are not late."""
-    return [ZeroCase("float32 weights", options=DECAYING, peeked=True), chain()]
+    return [ZeroCase("float32 weights", options=DECAYING, peeked=True), chain(stage), whole(stage)]
 
 
-def chain(kind: str = "chain", about: str = CHAIN) -> ZeroCase:
-    return ZeroCase(about, kind, "bfloat16", options=SLOWLY, bucket_bytes=LAYER, measured=True)
+def chain(stage: Stage, kind: str = "chain", about: str = CHAIN) -> ZeroCase:
+    return _at_rest(stage, ZeroCase(about, kind, "bfloat16", options=SLOWLY, bucket_bytes=LAYER, measured=True))
+
+
+def whole(stage: Stage) -> ZeroCase:
+    """Is only made: what is too much for a moment is not hidden by there being many buckets."""
+    return _at_rest(
+        stage, ZeroCase("all in one bucket", "chain", "bfloat16", (), SLOWLY, bucket_bytes=None, measured=True)
+    )
+
+
+def _at_rest(stage: Stage, case: ZeroCase) -> ZeroCase:
+    sizes = Sizes.of(case)
+    frozen = WEIGHT * sizes.frozen
+    shared = (0.0, frozen) if stage.splits("parameters") else (frozen, 0.0)
+    return replace(case, rest=(stage.whole() * sizes.psi + shared[0], stage.split() * sizes.psi + shared[1]))
 
 
 def values(stage: Stage) -> list[ZeroCase]:
@@ -93,6 +110,7 @@ def _models(stage: Stage) -> list[ZeroCase]:
         ZeroCase("parameters of 0 and 1 elements, and transposed", "shapes", options=PLAIN, bucket_bytes=100),
         ZeroCase("a parameter larger than a bucket", "large", steps=(GOOD,), options=PLAIN, bucket_bytes=256),
         ZeroCase("buffers", "buffers", steps=(GOOD,), options=PLAIN),
+        ZeroCase("all parameters frozen", "all frozen", steps=(NOTHING,), options=PLAIN, peeked=True),
         ZeroCase("layers that run in the reverse of their order", "backwards", steps=(GOOD,), options=PLAIN),
         ZeroCase("checkpoints, not re-entrant", "checkpoint", steps=(GOOD,), options=PLAIN, bucket_bytes=160),
         ZeroCase(
@@ -111,13 +129,13 @@ def _models(stage: Stage) -> list[ZeroCase]:
     return cases
 
 
-def paired() -> list[ZeroCase]:
+def paired(stage: Stage) -> list[ZeroCase]:
     """At N = 2. Reductions go through the check's own communicator, whose completions are late."""
     ordered = {**PLAIN, **SLOWLY}
     return [
         ZeroCase("float32 weights", steps=(GOOD,), options=DECAYING),
         ZeroCase(ORDER, "chain", "float32", (GOOD,), ordered, bucket_bytes=2 * 3 * LAYER, plugged=True),
-        chain("frozen chain", "16 layers, every second one frozen, bfloat16"),
+        chain(stage, "frozen chain", "16 layers, every second one frozen, bfloat16"),
     ]
 
 
@@ -128,10 +146,10 @@ def single() -> list[ZeroCase]:
     ]
 
 
-def many() -> list[ZeroCase]:
+def many(stage: Stage) -> list[ZeroCase]:
     """At N = 5."""
     return [
         ZeroCase("float32 weights", steps=(GOOD,), options=DECAYING),
         ZeroCase("fewer elements than ranks", "few", options=DECAYING),
-        chain(),
+        replace(chain(stage), steps=(GOOD,)),
     ]

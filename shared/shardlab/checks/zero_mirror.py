@@ -18,6 +18,7 @@ from .zero_models import CHAINS, SHAPES, build, inputs, loss_of
 # What a learner reads when the numbers are those of the variation.
 VARIATIONS = {
     "no clipping": "these are the numbers of gradients that were not clipped",
+    "clipped up": "these are the numbers of gradients that were made larger: clipping shrinks, its factor is at most 1",
     "clipped scaled": "these are the numbers of clipping by the norm of gradients that are still scaled",
     "clipped by group": "these are the numbers of clipping each group by its own norm: one norm over all groups",
     "clipped by sum": "these are the numbers of clipping by the norm of the sum over the ranks, not of the mean",
@@ -177,7 +178,8 @@ class _Mirror:
             return 1.0
         norm = self._norm(places)
         norm *= {"clipped scaled": scale, "clipped by sum": float(self.n)}.get(self.how, 1.0)
-        return min(1.0, most / (norm + 1e-6))
+        factor = most / (norm + 1e-6)
+        return factor if self.how == "clipped up" else min(1.0, factor)
 
     def _update(self, number: int, scale: float, overflow: bool) -> None:
         step, how = self.case.steps[number], self.how

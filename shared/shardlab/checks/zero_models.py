@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from . import overlap_models
 from .overlap_models import WIDTH
+from .zero_cases import ZeroCase
 
 # Of sums of terms: 51 elements, which neither 2 nor 4 nor 5 divides; and fewer elements than there are ranks.
 SHAPES = {"terms": ((5, 3), (7,), (1,), (4, 4), (2, 3, 2)), "two": ((3,), (5,)), "few": ((1,), (2,))}
@@ -61,6 +63,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     **overlap_models.KINDS,
     **{kind: lambda shapes=shapes: Terms(shapes) for kind, shapes in SHAPES.items()},  # type: ignore[misc]
     "layers": lambda: overlap_models.Layers(3),
+    "all frozen": lambda: overlap_models.Layers(2).requires_grad_(False),
     "chain": Chain,
     "frozen chain": lambda: Chain(frozen=True),
 }
@@ -84,6 +87,33 @@ def initial(kind: str, dtype: torch.dtype, rank: int) -> dict[str, torch.Tensor]
 def parameters_of(kind: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Rank 0's parameters at the beginning, by name, each once. Not to be changed."""
     return dict(build(kind, dtype, 0).named_parameters())
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a chain. psi: elements that are trained; frozen: those that are not. largest: of one parameter; unit: of one
+    layer. count: parameters. activations: bytes, at most.
+    """
+
+    psi: int
+    frozen: int
+    largest: int
+    unit: int
+    count: int
+    activations: int
+
+    @classmethod
+    def of(cls, case: ZeroCase) -> Sizes:
+        parameters = list(parameters_of(case.kind, case.torch_dtype).values())
+        sizes = [each.numel() for each in parameters]
+        psi = sum(each.numel() for each in parameters if each.requires_grad)
+        # Every layer's input and output, forward and backward, in 2 bytes; and float32 of the loss.
+        activations = 4 * 2 * LAYERS * SIDE + 64 * SIDE
+        return cls(psi, sum(sizes) - psi, max(sizes), sum(sizes) // LAYERS, len(sizes), activations)
+
+    @property
+    def all(self) -> int:
+        return self.psi + self.frozen
 
 
 def inputs(kind: str, dtype: torch.dtype, rank: int, step: int, place: int) -> torch.Tensor:

@@ -37,14 +37,21 @@ class Log(Library):
 
     def __init__(self) -> None:
         self.happened: list[Happened] = []
-        self.around: list[Call] = []
+        self.around: list[Call] = []  # calls that others made, in a step
+        self.own = threading.local()  # .calls: whether this thread is about to make one of these
+        self.waiting: dict[int, str] = {}  # operations that nobody has waited for, by number
+        self.freed: list[str] = []  # those whose tensor's memory was gone when it came to that
         self.elements = 0
         self.open = True  # until step() begins: reductions are looked for before
         self.count = 0
         self.thread = threading.get_ident()
 
     def clear(self) -> None:
-        self.happened, self.elements, self.open, self.count = [], 0, True, 0
+        self.happened, self.around, self.elements, self.open = [], [], 0, True
+
+    def called(self, call: Call) -> None:
+        if not getattr(self.own, "calls", False):
+            self.around.append(call)
 
     def note(self, kind: str, number: int, op: str = "", numel: int = 0) -> None:
         if self.open:
@@ -86,17 +93,25 @@ class Log(Library):
         self.count += 1
         self.elements += flat.numel()
         self.note("issued", number, op, flat.numel())
-        return _Handle(self, number, start(*arguments))
+        self.waiting[number] = op
+        self.own.calls = True
+        try:
+            return _Handle(self, number, flat, start(*arguments))
+        finally:
+            self.own.calls = False
 
 
 class _Handle:
-    """All that the contract says of a handle: it has wait()."""
+    """All that the contract says of a handle: it has wait(). While it is kept it keeps the tensor, as others do."""
 
-    def __init__(self, log: Log, number: int, work: Any) -> None:
-        self._log, self._number, self._work = log, number, work
+    def __init__(self, log: Log, number: int, flat: torch.Tensor, work: Any) -> None:
+        self._log, self._number, self._flat, self._work = log, number, flat, work
 
     def wait(self) -> None:
         self._log.note("waits", self._number)
+        op = self._log.waiting.pop(self._number, "")
+        if op and self._flat.untyped_storage().nbytes() < self._flat.nbytes:
+            self._log.freed.append(op)
         if self._work is not None:
             self._work.wait()
         self._work = None  # gloo's handle keeps a copy of the data, which is no affair of the engine's

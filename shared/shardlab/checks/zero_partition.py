@@ -29,13 +29,15 @@ class PartitionCase:
             if tuple(handed) != self.sizes:
                 said = f"the list that was handed in is now {_short(list(handed))}"
                 return Judged(Finding(said, "a result; the list stays as it is", "make a list of your own"), "")
-            return Judged(self.finding(returned), "")
+            finding = self.finding(returned)
+            return Judged(finding, "" if finding else _short([[tuple(piece) for piece in one] for one in returned]))
 
         return Prepared((handed, self.world_size), judge, lambda: None)
 
     def finding(self, returned: Any) -> Finding | None:
         """What is wrong with a partition, or None."""
         n = self.world_size
+        same = "one list stands for several ranks: [[]] * N repeats it, [[] for _ in range(N)] makes N of them"
         shape = f"a list of {n} lists, one per rank, of (index, start, stop)"
         if not isinstance(returned, (list, tuple)):
             return Finding(f"returned {_short(returned)}", shape)
@@ -48,7 +50,8 @@ class PartitionCase:
             for piece in pieces:
                 wrong = self._piece(rank, piece, owner)
                 if wrong:
-                    return wrong
+                    alike = n > 1 and returned[rank] is returned[rank - 1]
+                    return Finding(wrong.seen, wrong.expected, same) if alike else wrong
         for index, owners in owner.items():
             if -1 in owners:
                 lost = owners.index(-1)
@@ -87,6 +90,10 @@ class PartitionCase:
             rank = counts.index(max(counts))
             said = f"rank {rank} has {counts[rank]:,} elements: {_short(counts)} in all"
             look = "a parameter may be cut where a rank is full"
+            if total % n == 0 and counts[rank] == most + 1:
+                look = "// N + 1 is one too many where nothing is left over: round up only if there is a remainder"
+            elif counts[rank] == sum(-(-size // n) for size in self.sizes):
+                look = "a rounding up for each parameter adds up: lay all end to end, then cut once"
             if -1 not in counts and counts[-1] == max(counts) and n > 1:
                 look = "whole // N leaves a remainder, which the last rank gets here: round up instead"
             return Finding(said, f"at most ceil({total:,} / {n}) = {most:,} each", look)

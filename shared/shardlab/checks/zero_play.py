@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -17,7 +18,7 @@ from ..records import Call, Where
 from .notes import Judged
 from .trial import digest_of
 from .zero_cases import Step, ZeroCase
-from .zero_memory import Held, MemoryWatch
+from .zero_memory import Held, MemoryWatch, readable
 from .zero_mirror import loss_at, peek
 from .zero_models import build
 from .zero_order import Happened, Log
@@ -54,6 +55,8 @@ class Played(Judged):
     held: list[Held] = field(default_factory=list)
     happened: list[Happened] = field(default_factory=list)
     through: int = 0  # elements that went through the plugged communicator in the last step
+    waiting: list[str] = field(default_factory=list)  # its operations that nobody waited for
+    freed: list[str] = field(default_factory=list)  # whose memory went before that
     around: list[Call] = field(default_factory=list)  # calls of that step that did not
 
 
@@ -87,6 +90,8 @@ class Player:
             happened=life.log.happened,
             through=life.log.elements,
             around=life.log.around,
+            waiting=list(life.log.waiting.values()),
+            freed=life.log.freed,
         )
 
 
@@ -95,7 +100,8 @@ class _Life:
 
     def __init__(self, engine: Callable[..., Any], case: ZeroCase, rank: int) -> None:
         self.make, self.case, self.rank = engine, case, rank
-        self.memory = MemoryWatch(case.measured)
+        fixed, split = case.rest
+        self.memory = MemoryWatch(case.measured, 1.005 * (fixed + split / dist.get_world_size()))
         self.log = Log()
         self.steps: list[StepSeen] = []
         self.start: dict[str, torch.Tensor] = {}
@@ -152,14 +158,19 @@ class _Life:
             raise Lacks("gathered() gives no context manager: @contextlib.contextmanager makes one of a generator")
         with context:
             for name, parameter in self.engine.module.named_parameters():
-                if not _readable(parameter):
+                if not readable(parameter):
                     raise Lacks(f"inside gathered() '{name}' has the shape {tuple(parameter.shape)} and no memory")
             yield
 
     def _step(self, number: int, step: Step) -> None:
         calls: list[Call] = []
         self.log.clear()
-        with on_call(lambda call, tensor: calls.append(call)):
+
+        def called(call: Call, tensor: torch.Tensor | None) -> None:
+            calls.append(call)
+            self.log.called(call)
+
+        with on_call(called):
             if step.clear:
                 self.engine.zero_grad()
             losses = []
@@ -194,11 +205,6 @@ def _definition(engine: Any) -> Where | None:
         return None
     lines = [line for _, _, line in code.co_lines() if line and line > code.co_firstlineno]
     return Where(code.co_filename, min(lines, default=code.co_firstlineno), "step")
-
-
-def _readable(parameter: torch.Tensor) -> bool:
-    """Whether the memory that the tensor stands for is there: reading what is not ends the process."""
-    return parameter.untyped_storage().nbytes() >= parameter.numel() * parameter.element_size()
 
 
 def _groups(model: nn.Module, case: ZeroCase) -> list[dict[str, Any]]:

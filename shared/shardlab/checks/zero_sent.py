@@ -11,13 +11,14 @@ from ..errors import CheckFailed
 from ..records import Call
 from .observe import Trial, line_of
 from .zero_cases import ZeroCase
-from .zero_held import Sizes
+from .zero_models import Sizes
 from .zero_order import REDUCING, overlapping
 from .zero_play import Played
 from .zero_stage import Stage
 
 SLACK = 1.06  # padding: N-1 elements a bucket at most; and the numbers that travel beside the data
 LEAST = 2  # reductions that must be on their way while backward computes
+NUMBERS = 8  # calls of all_reduce on a few numbers, in a step: the norm is one, an engine may have flags of its own
 AROUND = 64  # bytes of one call beside the communicator: a flag, a norm
 
 
@@ -58,10 +59,17 @@ class SentJudge:
         """Raises CheckFailed at the first fault."""
         if self.trial.world_size == 1:
             return
+        self._waited()
         for number in range(len(self.case.steps)):
             passes = self.passes(number)
             if passes > (self.stage.most + self.frozen) * SLACK:
                 raise self._too_much(number, passes)
+            for rank, one in enumerate(self.played):
+                small = [call for call in one.steps[number].calls if call.op == "all_reduce" and call.numel <= 16]
+                if len(small) > NUMBERS:
+                    said = f"step {number + 1}: {len(small)} calls of all_reduce on one number or a few"
+                    goal = "one for the norm and the overflow of all buckets: each call waits for every rank"
+                    raise self._failed("calls", said, goal, line_of(small[-1]), rank)
 
     def _too_much(self, number: int, passes: float) -> CheckFailed:
         calls = [call for one in self.played for call in one.steps[number].calls]
@@ -71,9 +79,7 @@ class SentJudge:
         }
         told = ", ".join(f"{op} {share:.2f}" for op, share in sorted(shares.items(), key=lambda each: -each[1])[:3])
         said = f"step {number + 1}: a rank sends {passes:.2f} units of (N-1)/N psi elements (rank 0: {told})"
-        look = ""
-        if shares.get("all_reduce", 0) > 0.5:  # more than a norm
-            look = "all_reduce moves the sums to every rank, who needs its own part alone: reduce_scatter"
+        look = self._in_excess(shares)
         largest = max(calls, key=lambda call: call.sent + call.received)
         parts = "gather, gather again, reduce" if self.stage.passes == 3 else "reduce-scatter, all-gather"
         goal = f"{self.stage.passes + self.frozen:g} units: {parts}"
@@ -81,13 +87,45 @@ class SentJudge:
             goal += f"; {self.stage.most} with an all-reduce in place of the first"
         return self._failed("bytes", said, goal, look or line_of(largest))
 
+    def _in_excess(self, shares: dict[str, float]) -> str:
+        """Words for the operation that is used too much, if one is."""
+        gathers = self.stage.passes - 1 + self.frozen
+        if shares.get("all_reduce", 0) > 0.5:  # more than a norm
+            return "all_reduce moves the sums to every rank, who needs its own part alone: reduce_scatter"
+        if shares.get("reduce_scatter", 0) > SLACK:
+            return "reduce_scatter takes one flat tensor, whose chunk r goes to rank r: no copy per rank, and each once"
+        if shares.get("all_gather", 0) > gathers * SLACK:
+            times = "in forward and in backward, each unit once" if self.stage.passes == 3 else "once, after the update"
+            return f"all_gather moves more than the {gathers:g} units that weights take: they are gathered {times}"
+        return ""
+
+    def _waited(self) -> None:
+        for rank, one in enumerate(self.played):
+            for ops, said in (
+                (one.waiting, "nobody waits for {}"),
+                (one.freed, "memory is let go before {} is through"),
+            ):
+                if ops:
+                    told = said.format(
+                        f"{len(ops)} of the operations, {ops[0]} first" if ops is one.waiting else ops[0]
+                    )
+                    goal = "wait() for every handle, and only then let go of what it writes to"
+                    raise self._failed(
+                        "order", told, goal, "also of what was fetched and is not needed after all", rank
+                    )
+
     def order(self) -> None:
         """Of a case with the check's own communicator."""
         if self.trial.world_size == 1:
             return
+        self._waited()
         psi = self.sizes.psi
         for rank, one in enumerate(self.played):
             large = [call for call in one.around if max(call.sent, call.received) > AROUND]
+            if large:
+                said = f"{len(large)} calls go round the communicator that was handed in, {large[0].op} first"
+                goal = "all that grows with the model goes through it after construction: communicator.all_gather(flat)"
+                raise self._failed("calls", said, goal, line_of(large[0]), rank)
             if one.through < psi:
                 said = f"{one.through:,} elements of {psi:,} go through the communicator that was handed in"
                 goal = (
