@@ -25,10 +25,10 @@
 #
 # But a rank computes with one layer at a time. Why should it hold the others?
 #
-# At the end of this notebook your engine trains a GPT while each rank holds $16\psi/N$ bytes between two steps, to the
-# byte, and one or two layers more while it computes. You watch a layer's weights come and go on a map of who holds
-# what, pay 1.5 times the bytes of DDP for it, and hide them. Then you hold it against FSDP2, which is the same idea in
-# torch itself.
+# At the end of this notebook your engine trains a GPT while each rank holds $16\psi'/N$ bytes between two steps, to the
+# byte, and while it computes the weights and gradients of a few layers more. You watch a layer's weights come and go on
+# a map of who holds what, pay 1.5 times the bytes of DDP for it, and hide most of them. Then you hold it against FSDP2,
+# which is the same idea in torch itself.
 #
 # **Letters.** N is the number of ranks, $\psi$ the number of parameters. $\psi'$ is $\psi$ with the padding that makes
 # each layer divisible by N: at most N-1 elements a layer.
@@ -99,7 +99,7 @@ PSI = GPT(DEEP).parameter_count
 # all after the step: every rank updates its own chunk, and the next forward will fetch it.
 #
 # **Predict.** How many elements does a rank send in a step, in units of $\psi(N-1)/N$? And how many bytes of model
-# states does it hold between two steps, with 16-bit weights?
+# states does it hold between two steps, with 16-bit weights? The model is the GPT of section 6, with four blocks.
 
 # %%
 units_sent = predict("sent in a step, in units of psi (N-1)/N elements")
@@ -155,7 +155,8 @@ def forward_by_hand(kind):
 # %% [markdown]
 # **Predict.** The chain has LAYERS = 8 layers, and each has been freed behind it. When the forward pass is over, how
 # many layers' whole weights does `numel()` see, summed over the parameters? And how many does the memory meter see,
-# which counts a piece of memory as long as anybody holds on to it?
+# which counts a piece of memory as long as anybody holds on to it? (Whole weights alone: the chunks that a rank keeps
+# for good are not among what the meter is asked for here.)
 
 # %%
 says_numel = predict("layers whole after forward, by numel()", LAYERS=LAYERS)
@@ -174,7 +175,7 @@ says_meter.compare(swapped.results[0][1])
 # ## 3. The trap: who else holds the weight
 #
 # All of it is still there. `numel()` says that the model is sharded, and the memory says that it is not. A check that
-# looks at `numel()` accepts this engine. It saves nothing.
+# looks at `numel()` accepts this engine. At the end of the forward pass, when memory is short, it has saved nothing.
 #
 # The autograd graph holds the weights. A `Linear` layer computes `inputs @ weight.t()`. For the backward pass the graph
 # saves both factors, and the second is a **view**: a tensor of its own that refers to the same memory, called the
@@ -201,19 +202,29 @@ print("same storage:", saved.untyped_storage().data_ptr() == storage.data_ptr())
 kept = weight.detach().clone()
 storage.resize_(0)  # free
 size = saved.untyped_storage().nbytes()
-print(f"the graph's tensor: shape {tuple(saved.shape)}, {size} bytes")
+print(
+    f"the graph's tensor: shape {tuple(saved.shape)}, {size} bytes, address {saved.data_ptr()}"
+)
+try:
+    output.sum().backward()  # too early
+except RuntimeError as error:
+    print(error)
+
+# %%
 storage.resize_(kept.nbytes)  # gather again, before backward
 weight.data.copy_(kept)  # .data: autograd would count a change of the weight itself
 output.sum().backward()
 print("gradient of the inputs:", inputs.grad[0].tolist())
 
 # %% [markdown]
-# Between `resize_(0)` and the refill the graph's tensor says that it has 3 x 3 elements, and has no memory. Reading it
-# is deadly. Some operations notice and raise an error. Others, `saved.sum()` for one, read at an address that is not
-# ours any more, and the process ends at once, without a word from Python (a *segmentation fault*). You can try it; it
-# costs you the kernel. So there is a second half to freeing: the *parameter* must not be such a tensor. At rest we give
-# it an empty one, with `parameter.data = torch.empty(0)`. If somebody then forgets to gather, he gets an error that can
-# be read:
+# Between `resize_(0)` and the refill the graph's tensor says that it has 3 x 3 elements, and has no memory: its address
+# is 0. The backward of a `Linear` looks at the storage first and raises the error above. Remember its words, *out of
+# bounds for storage of size 0*: in the exercise they mean that backward has come before its gathering. Not every
+# operation looks. `saved.sum()` and `print(saved)` read at address 0, and the process ends at once, without a word from
+# Python (a *segmentation fault*). You can try it; it costs you the kernel.
+#
+# So there is a second half to freeing: the *parameter* must not be such a tensor. At rest we give it an empty one, with
+# `parameter.data = torch.empty(0)`. If somebody then forgets to gather, he gets an error that can be read:
 
 # %%
 weight.data = torch.empty(0)
@@ -223,8 +234,8 @@ except RuntimeError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Only the graph holds tensors over freed storages, and the graph reads them in backward alone, when we have gathered
-# again.
+# `vec (0)` is the empty weight. Now two hold tensors over freed storages: the graph, which reads them in backward
+# alone, when we have gathered again; and `whole` below, which nobody reads before it is filled.
 
 
 # %%
@@ -264,7 +275,7 @@ table(
         )
     ],
     equal=("by the meter, predicted", "by the meter"),
-    title=f"whole layers after the forward of {LAYERS}",
+    title=f"layers whole after the forward of {LAYERS}",
 )
 
 # %% [markdown]
@@ -317,8 +328,14 @@ print(f"largest difference of a gradient: {largest:.1e}")
 print(f"layers whole in backward: {whole[1]:.1f} in one process, {cut[1]:.1f} gathered again")
 
 # %% [markdown]
-# Two at most: on the tensor between two layers hang two hooks, and the one that gathers the next layer comes before the
-# one that frees the last.
+# Two at most. On the tensor between two layers hang two hooks. The one that gathers the layer whose turn comes was
+# registered first and runs first; then the other frees the layer that is done.
+#
+# Why are the gradients of a layer's *weights* done when the one of its *input* is? Of all operations that are ready,
+# autograd runs the one that forward made last. And a weight's gradient that is complete is stored before anything else.
+# All that a layer computes is made after its input, so in backward all of it comes before the hook on the input. (That
+# holds where one device does the work, and for a tensor that was itself computed. So the chain's first input is
+# `ones(...) * 1`: a tensor that was not computed gets its gradient at once, like a weight.)
 #
 # ## 5. Units and passes
 #
@@ -328,7 +345,8 @@ print(f"layers whole in backward: {whole[1]:.1f} in one process, {cut[1]:.1f} ga
 # is the embedding, each block, the last norm, the head. Smaller units need less memory at a time and more messages.
 # What is left belongs to the model itself: its own parameters (the GPT's positions), and those that *several* layers
 # share. A tied matrix, which is both embedding and head, would otherwise be gathered twice as often; here it is held
-# from the model's begin to its end. If parameters of a layer differ in dtype or group, the layer has several units.
+# through the whole forward, and through the whole backward. If parameters of a layer differ in dtype or group, the
+# layer has several units.
 #
 # **What if a layer runs twice before its backward?** Two forwards, then one backward: that is common. Or an evaluation
 # under `no_grad` between a forward and its backward. So what happens in backward belongs not to the layer but to one
@@ -451,13 +469,16 @@ class Pass:
 # - `free_unused()`: frees every unit that has no user, whole or on its way.
 # - `publish()`: called in `step()` when the shards have been updated. What does it have to send? And what must not
 #   survive it?
-# - `gathered()`: a context manager. Inside, all parameters are whole.
+# - `gathered()`: a context manager. Inside, all parameters are whole; behind it they are freed, also after an
+#   exception. `step()` is not allowed inside: the parameters would stay at the old weights until the end of the block.
+#
+# The check does not look at how far ahead you fetch: no unit, one, or two, all are right. Section 8 draws it, and there
+# you see whether your prefetch works.
 #
 # <details><summary>Hint 1: start, gather</summary>
 #
 # `start` does nothing if `self.whole or self.gathering is not None`. `gather` calls `start` first; then either the unit
-# was whole, or there is a handle to wait for. Both run where gradients may be recorded: `start` needs
-# `@torch.no_grad()`.
+# was whole, or there is a handle to wait for.
 # </details>
 #
 # <details><summary>Hint 2: free</summary>
@@ -475,8 +496,9 @@ class Pass:
 #
 # <details><summary>Hint 4: publish</summary>
 #
-# It sends nothing: nobody needs the new weights before the next forward. But what is whole, or on its way, holds the
-# *old* weights now. `self.free_unused()`.
+# It sends nothing: nobody needs the new weights before the next forward. But whatever has been fetched before the step
+# is old after it. `self.free_unused()`. In this engine it finds nothing to free, since forward and backward have
+# cleaned up behind themselves. It is there for engines that fetch earlier, such as the one of section 7.
 # </details>
 #
 # <details><summary>Hint 5: almost the answer</summary>
@@ -522,7 +544,6 @@ class Unit(Bucket):
         self.whole = True
         self.free()
 
-    @torch.no_grad()
     def start(self, communicator):
         """Makes room, and starts to fetch the other chunks, unless that has been done."""
         ### BEGIN SOLUTION
@@ -697,7 +718,7 @@ class Zero3(Zero2):
     def publish(self):
         """The shards have been updated."""
         ### BEGIN SOLUTION
-        # Nothing to send: the next forward fetches. But what was fetched before is old.
+        # Nothing to send: the next forward fetches. Whatever was fetched before is old now.
         self.free_unused()
         ### END SOLUTION
 
@@ -787,13 +808,13 @@ three = {
 # NBVAL_CHECK_OUTPUT
 rows = []
 for n, run in three.items():
-    held, padded = run.results[0]
-    weights = 2 * round(3 * padded * (n - 1) / n)  # 2 bytes an element
+    held, elements = run.results[0]
+    weights = 2 * round(3 * elements * (n - 1) / n)  # 2 bytes an element
     rows.append(
         {
             "N": n,
-            "psi'": padded,
-            "16 psi'/N": 16 * padded // n,
+            "psi'": elements,
+            "16 psi'/N": 16 * elements // n,
             "held": held,
             "3 psi'(N-1)/N elements": weights,
             "one number": round(8 * 2 * (n - 1) / n),
@@ -820,11 +841,16 @@ at_rest.compare(three[WORLD_SIZE].results[0][0])
 #
 # **Predict.** The most bytes of weights that a rank holds at any moment of a step. It has its own chunks of everything,
 # the model's own unit (the positions), the layer at work, and the one that has been started ahead. The sizes of the
-# units, in bytes:
+# units, in bytes, with the padding:
+
 
 # %%
+def padded(elements):
+    return -(-elements // WORLD_SIZE) * WORLD_SIZE  # rounded up to N equal chunks
+
+
 UNITS = [
-    (type(layer).__name__, 2 * sum(one.numel() for one in parameters))
+    (type(layer).__name__, 2 * padded(sum(one.numel() for one in parameters)))
     for layer, parameters in parameters_by_layer(GPT(DEEP))
 ]
 print(", ".join(f"{name} {size:,}" for name, size in UNITS))
@@ -878,9 +904,10 @@ curves(
 )
 
 # %% [markdown]
-# Forward is the left half, backward the right one. Each tooth is a block that is fetched while its neighbour is still
-# there; in the middle, at the turn, are the two small layers at the end of the model. The deeper the model, the smaller
-# the share of two layers: with 100 blocks it is a fiftieth, and $\psi/N$ is what counts.
+# Forward is the left half, backward the right one (the axis counts changes, it is not time). Each tooth is a block that
+# is fetched while its neighbour is still there; on both sides of the middle, where the curve is down at this rank's own
+# chunks, are the two small layers at the end of the model. The deeper the model, the smaller the share of two layers:
+# with 100 equal blocks, a fiftieth of all weights.
 #
 # ### Why not keep what has been gathered?
 #
@@ -910,8 +937,8 @@ def between(make_engine):
         alive = memory_so_far().at_end.parameters
         engine.backward(loss)
         engine.step()
-    padded = sum(len(unit.weights) for unit in engine.buckets)
-    return alive / (2 * padded) - 1 / dist.get_world_size(), padded
+    elements = sum(len(unit.weights) for unit in engine.buckets)
+    return alive / (2 * elements) - 1 / dist.get_world_size(), elements
 
 
 # %% [markdown]
@@ -954,7 +981,8 @@ table(
 )
 
 # %% [markdown]
-# It sends as little as ZeRO-2 and holds as much as ZeRO-2, in the moment that counts: when all activations are there as
+# It sends as little as ZeRO-2. And between forward and backward it holds all weights, as ZeRO-2 does, and this rank's
+# chunks beside them, $2\psi'/N$ bytes more than ZeRO-2. That is the moment that counts: all activations are there as
 # well. FSDP2 calls this choice `reshard_after_forward=False`. For the *last* layers it is nearly free, since their
 # backward comes right after their forward.
 #
@@ -996,9 +1024,12 @@ table(
 )
 
 # %% [markdown]
-# No error. Step 0 is right, and from step 1 on the first layers compute with weights that are one step old. The loss
-# still falls, here even a little faster, by chance. Such a mistake is found by comparing numbers with one process, and
-# by nothing else. To fetch that early is possible, but only *after* every owner has updated its chunk.
+# No error. Step 0 is right. From step 1 on the first layers run *forward* with weights that are one step old. Backward
+# gathers anew and gets the new ones, so the two halves of a step do not even agree. The loss still falls. No error and
+# no glance at a loss curve finds such a mistake; comparing with one process, number by number, does.
+#
+# With your own `publish` nothing goes wrong: it frees what has been started, and the fetching was for nothing. To fetch
+# before the forward is possible, but only *after* every owner has updated its chunk.
 #
 # ## 8. Fetch ahead: prefetch
 #
@@ -1064,7 +1095,8 @@ print(f"all on the link:   {theory.format_seconds(2 * sum(GATHERS) + sum(SCATTER
 # **Predict.** Without prefetch, which share of the communication is hidden behind computation? And with it? What can
 # hide is what travels while a *block* computes, since the other layers are quick. While a block runs forward, the next
 # one can be fetched. While it runs backward, so can the one before it, and the gradients of the one behind it can
-# leave.
+# leave. (Predict for ranks that keep step. Where they share a few cores they do not, a collective begins when the last
+# of them has come, and what you measure may be little more than half of your prediction.)
 
 # %%
 hidden_without = predict("share hidden, without prefetch (0 to 1)")
@@ -1099,8 +1131,7 @@ print(f"about {behind / in_all:.0%}")
 #
 # Three things stay exposed: the first layers of the forward, the last layers at the turning point, where two short
 # layers have nothing to hide the last block behind, and the gradients of the first layers at the end. In a model with
-# 100 equal blocks that is a few per cent. (Ranks that share two cores do not keep step, and a collective begins when
-# the last of them has come. So on a busy machine less is hidden than could be.)
+# 100 equal blocks that is a few per cent.
 #
 # One layer ahead costs one layer of memory. FSDP2 can go further, with more memory, when the link is late; and it
 # limits how far a CPU may run ahead of its GPU (`limit_all_gathers` in the first FSDP), because each gathering that has
@@ -1112,9 +1143,8 @@ print(f"about {behind / in_all:.0%}")
 # `watch_states` takes a snapshot of what this rank holds at each event of a step, and `shard_map` makes a map of them.
 # Columns are the parameters, drawn to scale. A colour is an owner: the rank that holds the optimizer state of these
 # elements. What a rank holds and does not own keeps its owner's colour, so whatever is redundant is seen as foreign
-# colours. Step through it with the arrow keys. Look at the row of weights: a layer's stripe fills with
-# the colours of all ranks and is bare again when its neighbour fills; so it goes to the head, and back. What is hatched
-# is on its way.
+# colours. Step through it with the arrow keys. Look at the row of weights: a layer's stripe fills with the colours of
+# all ranks and is bare again when its neighbour fills; so it goes to the head, and back. What is hatched is on its way.
 
 
 # %%
@@ -1246,25 +1276,58 @@ for name, one, other in (
 ):
     far = (one - other).abs()
     print(f"{name}: largest difference {far.max():.0e}, on average {far.mean():.0e}")
+size = alone.abs()
+spacing = torch.nextafter(size, size + 1) - size
+print(
+    f"between two neighbouring float32 numbers, at a weight, on average: {spacing.mean():.0e}"
+)
 
 # %% [markdown]
-# On average they differ by less than the rounding of one weight. But the largest difference is a thousand times the
-# average. Where are the differences large?
+# On average they differ by about as much as two neighbouring float32 numbers do. But the largest difference is far
+# larger. Where are the differences large? `queries_keys_values.bias` is three biases, so we look at its thirds one by
+# one. And for each place we look at the gradient of the first step, computed here.
+
 
 # %%
-names = [name for name, one in GPT(SMALL).named_parameters() for _ in range(one.numel())]
+def names_of(model):
+    """The name of each element, in the order of the flat weights."""
+    for name, weight in model.named_parameters():
+        if name.endswith("queries_keys_values.bias"):
+            for third in ("queries", "keys", "values"):
+                yield from [f"{name}, {third}"] * (weight.numel() // 3)
+        else:
+            yield from [name] * weight.numel()
+
+
+torch.manual_seed(SEED)
+model = GPT(SMALL)
+inputs, targets = batch(0, PASSAGES, LENGTH, SEED)
+loss_function(model(inputs), targets).backward()
+gradient = torch.cat([weight.grad.flatten() for weight in model.parameters()]).abs()
+names = list(names_of(model))
 far = (your_weights - alone).abs()
-count = Counter(names[place] for place in far.topk(100).indices.tolist())
-for name, times in count.most_common(3):
-    share = times / names.count(name)
-    print(f"{times:3} of the 100 largest are in {name}: {share:.1%} of its elements")
+largest = far.topk(100).indices
+keys = torch.tensor([name.endswith("keys") for name in names])
+count = Counter("keys' bias" if keys[place] else "elsewhere" for place in largest.tolist())
+print("of the 100 largest:", ", ".join(f"{count[where]} {where}" for where in sorted(count)))
+print(f"keys' bias: {keys.sum()} elements, gradients around {gradient[keys].median():.0e}")
+print(f"all others: gradients around {gradient[~keys].median():.0e}")
+print("the largest differences elsewhere:")
+for place in far.masked_fill(keys, 0).topk(3).indices.tolist():
+    print(f"  {far[place]:.0e}, first gradient {gradient[place]:.0e}, {names[place]}")
 
 # %% [markdown]
-# Where the gradient is hardly larger than its own rounding. Adam divides each gradient by its own size, so such a
-# weight moves nearly as far as others, in a direction that rounding has a say in. The extreme is the bias of
-# `queries_keys_values`. A third of it is added to all *keys* of the attention, and a softmax does not change when all
-# its inputs grow alike: the true gradient is **zero**, what is computed is noise, and nothing in the model depends on
-# it. So when you compare two runs weight by weight, look at the average, or at the loss.
+# In its first step Adam moves a weight by lr times $g/(|g|+\epsilon)$, with $\epsilon$ = 1e-8. Where the gradient is
+# much larger than $\epsilon$ that is plus or minus lr, and a rounding error in $g$ changes nothing. Where the gradient
+# is *not* much larger, an error $\delta$ moves the weight by lr times $\delta\epsilon/(|g|+\epsilon)^2$, that is by up
+# to $10^5\,\delta$ here. So the places to look for are those with a gradient near $\epsilon$ or below. A few are so by
+# chance.
+#
+# The bias of the keys is so by design. It adds the same number to all scores of a query, and a softmax does not change
+# when all its inputs grow alike: the true gradient is **zero**, what is computed is rounding alone, and nothing in the
+# model depends on this bias. $\epsilon$ keeps it from moving far: lr times 2e-12 / 1e-8 is 2e-7 in a step, where other
+# weights move by 1e-3. But all of that is noise, and two runs do not share it. So when you compare two runs weight by
+# weight, know where noise is to be expected, or look at the loss.
 #
 # ## 11. Four engines, one curve
 #
@@ -1390,7 +1453,8 @@ table(
 #
 # ## 12. The ledger
 #
-# The same small GPT as in the other labs, in float16.
+# The same small GPT as in the other labs, in float16. The formula has $\psi$, what is held and sent has $\psi'$: where N
+# does not divide a layer, the padding is in the measurement alone.
 
 
 # %%
@@ -1425,7 +1489,8 @@ record(
 
 # %% [markdown]
 # From 16$\psi$ to 16$\psi$/N, for half as many bytes again on the wire, and for a call per layer instead of one per
-# bucket. What is left that does not shrink with N are the activations, and one or two whole layers.
+# bucket. What is left that does not shrink with N, at the same number of passages a rank, are the activations, and the
+# whole weights and gradients of a few layers.
 #
 # ## 13. What production systems do differently
 #
