@@ -1096,7 +1096,7 @@ print(f"all on the link:   {theory.format_seconds(2 * sum(GATHERS) + sum(SCATTER
 # hide is what travels while a *block* computes, since the other layers are quick. While a block runs forward, the next
 # one can be fetched. While it runs backward, so can the one before it, and the gradients of the one behind it can
 # leave. (Predict for ranks that keep step. Where they share a few cores they do not, a collective begins when the last
-# of them has come, and what you measure may be little more than half of your prediction.)
+# of them has come, and what you measure may be far below your prediction.)
 
 # %%
 hidden_without = predict("share hidden, without prefetch (0 to 1)")
@@ -1326,8 +1326,8 @@ for place in far.masked_fill(keys, 0).topk(3).indices.tolist():
 # The bias of the keys is so by design. It adds the same number to all scores of a query, and a softmax does not change
 # when all its inputs grow alike: the true gradient is **zero**, what is computed is rounding alone, and nothing in the
 # model depends on this bias. $\epsilon$ keeps it from moving far: lr times 2e-12 / 1e-8 is 2e-7 in a step, where other
-# weights move by 1e-3. But all of that is noise, and two runs do not share it. So when you compare two runs weight by
-# weight, know where noise is to be expected, or look at the loss.
+# weights move by 1e-3. But all of that is noise, and as soon as two runs differ in a last bit, each has its own. So
+# when you compare two runs weight by weight, know where noise is to be expected, or look at the loss.
 #
 # ## 11. Four engines, one curve
 #
@@ -1453,8 +1453,8 @@ table(
 #
 # ## 12. The ledger
 #
-# The same small GPT as in the other labs, in float16. The formula has $\psi$, what is held and sent has $\psi'$: where N
-# does not divide a layer, the padding is in the measurement alone.
+# The same small GPT as in the other labs, in float16. The formula has $\psi$, what is held and sent has $\psi'$: where
+# N does not divide a layer, the padding is in the measurement alone.
 
 
 # %%
