@@ -19,6 +19,7 @@ PADDING = 1 / 28  # of what is split, where whole rows of a matrix are
 ROOM = 1 / 16  # bytes per element of the model, at rest
 BUCKETS = 4  # of gradients outside the shard: one fills, one or two travel, one is a copy in another order
 UNITS = 5  # gathered at a time: the layer that runs, two ahead, the last one, and one that is just let go
+COPIES = 1.5  # of all weights, while they are laid out anew: those as they were, and padded ones
 KEPT = 3  # of them, between forward and backward
 TEMPORARIES = 12  # bytes per element of a shard, while it is updated
 
@@ -98,7 +99,7 @@ class HeldJudge:
     def _peaks(self, sizes: Sizes, number: int) -> None:
         """What is live in between, on top of what is live before and after."""
         rooms = {
-            "construction": WEIGHT * sizes.all + WEIGHT * 2 * sizes.unit,
+            "construction": WEIGHT * COPIES * sizes.all + WEIGHT * 2 * sizes.unit,
             "forward": self.gathered(sizes, UNITS) + sizes.activations,
             "backward": self.gathered(sizes, UNITS) + sizes.activations + self.travelling(sizes),
             "step": self._stepping(sizes),
@@ -184,7 +185,7 @@ _DURING = {
     "step": "during step()",
 }
 _ROOM = {
-    "construction": "one more copy of the weights",
+    "construction": "another copy of the weights, padded perhaps",
     "forward": "the layer that runs with its neighbours",
     "backward": "what a few buckets and layers need",
     "step": "temporaries of one shard",
