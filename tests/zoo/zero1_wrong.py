@@ -347,9 +347,9 @@ class LaunchesAfterBackward(Engine):
         pass
 
 
-@wrong(ZERO1, reason="order", says=r"no reduction has been issued|1 reduction")
+@wrong(ZERO1, reason="order|memory", says=r"no reduction has been issued|1 reduction|during step\(\)")
 class OneGiantBucket(Engine):
-    """bucket_bytes is ignored."""
+    """bucket_bytes is ignored. It shows in what a step needs for a moment, and in when the gradients leave."""
 
     def plan(self):
         self.bucket_bytes = 10**12
@@ -385,7 +385,7 @@ class IncompleteBucketsStay(Engine):
                 self.land(bucket)
 
 
-@wrong(ZERO1, reason="calls", says=r"go through the communicator")
+@wrong(ZERO1, reason="calls", says=r"go round the communicator")
 class TalksPastTheCommunicator(Engine):
     """Calls torch.distributed itself."""
 
