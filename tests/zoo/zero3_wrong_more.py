@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from zoo import wrong
-from zoo.zero3_base import ZERO3, Engine, Unit
+from zoo.zero3_base import ZERO3, Engine
 
 
 @wrong(ZERO3, reason="values", says=r"")
@@ -131,23 +131,14 @@ class NoFloor(Engine):
         self.scale, self.good = self.scale / 2, 0
 
 
-class HalfMaster(Unit):
-    def __init__(self, parameters, group):
-        super().__init__(parameters, group)
-        if group is not None and self.own.dtype in (torch.float16, torch.bfloat16):
-            self.master = None
-
-
 @wrong(ZERO3, reason="values", says=r"")
 class MasterFromHalf(Engine):
     """The float32 weights are made anew from the 16-bit ones in every step: small updates are lost."""
 
-    make = HalfMaster
-
     def update(self, bucket, factor):
-        kept, bucket.master = bucket.master, bucket.own.float() if bucket.master is None else bucket.master
+        if bucket.master is not None:
+            bucket.master.copy_(bucket.own)
         super().update(bucket, factor)
-        bucket.master = kept
 
 
 @wrong(ZERO3, reason="values", says=r"")
