@@ -14,13 +14,14 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help lab run test lint build bench doctor grade clean
+.PHONY: help lab run test thorough lint build bench doctor grade clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make lab                      open JupyterLab on the first lab    LAB=04_ring_all_reduce LAB_ARGS=--no-browser"
 	@echo "make run                      run every lab's solution            WORLD_SIZE=\"2 4\" LABS=\"04_ring_all_reduce\" DEVICE=auto"
 	@echo "make test                     lint, types, notebooks in step, tests"
+	@echo "make thorough                 more forms of the same faults, every lab under papermill"
 	@echo "make build                    make the notebooks from solutions/*.py  LABS=\"04_ring_all_reduce\""
 	@echo "make bench                    measure what the course promises"
 	@echo "make doctor                   tell what this machine can do"
@@ -39,7 +40,10 @@ run: $(VENV)/.student
 
 test: lint $(VENV)/.dev
 	$(PY) -m shardlab build --check
-	$(PY) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 --dist worksteal -m "not thorough" $(PYTEST_ARGS)
+
+thorough: $(VENV)/.dev
+	$(PY) -m pytest -n 2 --dist worksteal -m thorough $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff check .

@@ -44,7 +44,11 @@ def named(specimen: Specimen) -> str:
     return f"{specimen.exercise}-{specimen.name}"
 
 
-@pytest.mark.parametrize("specimen", wrong, ids=named)
+def marked(specimens: list[Specimen]) -> list:
+    return [pytest.param(each, marks=[pytest.mark.thorough] if each.thorough else []) for each in specimens]
+
+
+@pytest.mark.parametrize("specimen", marked(wrong), ids=named)
 def test_wrong_is_rejected_for_its_reason(
     specimen: Specimen, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +65,7 @@ def test_wrong_is_rejected_for_its_reason(
     assert err == ""
 
 
-@pytest.mark.parametrize("specimen", right, ids=named)
+@pytest.mark.parametrize("specimen", marked(right), ids=named)
 def test_right_passes(specimen: Specimen, capfd: pytest.CaptureFixture) -> None:
     check(specimen.exercise, specimen.solution)
     out, err = capfd.readouterr()

@@ -78,12 +78,23 @@ MODULES = {
     "08": ("zero3_wrong", "zero3_wrong_weights", "zero3_wrong_more", "zero3_wrong_held", "zero3_right"),
 }
 
+# Further forms of faults that other modules of the lab, or of the lab before with the same judge, show already. They
+# are tried by `make thorough`.
+THOROUGH = {
+    "messages_wrong_token_more",
+    "messages_wrong_broadcast_more",
+    "states_wrong_use",
+    "zero2_wrong_state",
+    "zero3_wrong_more",
+}
+
 
 @dataclass(frozen=True)
 class Specimen:
     """One solution. For a wrong one: the reason a check must give, and a regular expression its message must match.
 
     patience: seconds without progress after which a check gives up, where the specimen makes it wait for that.
+    thorough: whether it is of a module in THOROUGH.
     """
 
     exercise: str
@@ -93,6 +104,7 @@ class Specimen:
     reason: str = ""
     says: str = ""
     patience: float | None = None
+    thorough: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -106,7 +118,8 @@ def _register(solution: Callable, exercise: str, reason: str, says: str, patienc
     about = " ".join((solution.__doc__ or "").split())
     if not about:
         raise ValueError(f"{solution.__name__} has no docstring: say in one line what it does")
-    _registered.append(Specimen(exercise, solution.__name__, solution, about, reason, says, patience))
+    thorough = solution.__module__.rpartition(".")[2] in THOROUGH
+    _registered.append(Specimen(exercise, solution.__name__, solution, about, reason, says, patience, thorough))
 
 
 def wrong(exercise: str, *, reason: str, says: str, patience: float | None = None) -> Callable:
