@@ -10,6 +10,7 @@ import torch.distributed as dist
 from shardlab.communicator import Library
 from zoo import wrong
 from zoo.zero1_base import ZERO1, Bucket, Engine
+from zoo.zero_replicated import Alone, Replicated
 
 
 class CutAfterwards(Bucket):
@@ -139,3 +140,13 @@ def the_same_list(sizes, world_size):
             if rank * chunk < min(size, (rank + 1) * chunk):
                 parts[rank].append((index, rank * chunk, min(size, (rank + 1) * chunk)))
     return parts
+
+
+@wrong(ZERO1, reason="values", says=r"not clipped")
+class PlainDDP(Replicated):
+    """DDP and AdamW with moments of 16 bits: 8 psi bytes in all, what ZeRO-1 holds at N = 3. What it can't do shows."""
+
+
+@wrong(ZERO1, reason="values", says=r"")
+class PlainAdamW(Alone):
+    """Sends nothing at all: each rank trains a model of its own."""
